@@ -1,0 +1,1 @@
+"""What the drafter is: its files, its wiring and its arithmetic. Knows no engine and no finding."""

@@ -1,0 +1,184 @@
+"""The record of every wire between target state and draft token, and the difference of two records.
+
+Knows no engine, no file format and no finding; dialects translate a config into it and back.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from draftprobe.errors import InputError
+
+Tap = int | Literal["N"]
+"""A boundary: k means h[k], the complete residual stream entering decoder layer k (h[0] is the
+embedding output, h[L] the state before the final norm); "N" means the final norm of h[L]."""
+
+
+def tap_name(tap: Tap) -> str:
+    """The name under which a boundary is stored and printed: ``h[3]``, ``h[N]``."""
+    return f"h[{tap}]"
+
+
+def taps_name(taps: Iterable[Tap]) -> str:
+    """A list of boundaries for a person: ``h[0], h[3], h[16]``."""
+    return ", ".join(tap_name(tap) for tap in taps)
+
+
+def parse_taps(text: str) -> tuple[Tap, ...]:
+    """Boundaries written as ``0,3,16`` or ``2,15,N``.
+
+    Raises:
+        InputError: an entry is neither a non-negative integer nor N, or the list is empty.
+    """
+    taps: list[Tap] = []
+    for entry in text.split(","):
+        entry = entry.strip()
+        if entry == "N":
+            taps.append("N")
+        elif re.fullmatch(r"[0-9]{1,6}", entry):
+            taps.append(int(entry))
+        else:
+            raise InputError(
+                f"taps: expected boundaries such as 0,3,16 (N for the final norm's output), "
+                f"found {entry!r} in {text!r}"
+            )
+    return tuple(taps)
+
+
+def check_taps(taps: Iterable[Tap], layers: int) -> None:
+    """Raise InputError unless every tap is h[0]..h[layers] or h[N]."""
+    for tap in taps:
+        if tap != "N" and not 0 <= tap <= layers:
+            raise InputError(
+                f"taps: {tap_name(tap)} does not exist on a target of {layers} layers; "
+                f"use h[0]..h[{layers}], or N for the final norm's output"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary embedding: frequencies ``theta ** (-2i / rotary_dim)``, as scaled, and pair layout."""
+
+    theta: float
+    style: Literal["half", "interleaved"] = "half"
+    partial: float = 1.0
+    scaling: tuple[tuple[str, Any], ...] = ()
+    """Sorted items of the config's scaling dictionary; empty means none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """One value per wire. There are no defaults: an unknown wire must be asked about, not guessed.
+
+    Attributes:
+        taps: boundaries in slot order.
+        pre_fc_norm: RMS norm over the whole concatenation, one per tap, or none.
+        half_order: which half of the first layer's 2H input comes first.
+        embedding_norm: the embedding half passes ``input_layernorm``.
+        hidden_norm: the hidden half passes ``hidden_norm``.
+        residual: the residual stream starts from fc's output raw, or after ``hidden_norm``.
+        head_norm: the final ``norm`` stands before the head.
+        feedback: what steps 2..k receive as hidden state: the layer's output, or its norm.
+        token_shift: slot t reads the embedding of token t + token_shift.
+        position_start: rotary position of slot 0.
+        position_advance: added to the position at each further draft step.
+        rope: rotary embedding.
+        vocabulary: how ``d2t`` is read: target id = i + d2t[i], d2t[i], or i.
+        embedding: the drafter's own table, or the target's.
+        embedding_scale: factor on the embedding.
+        head: the drafter's own head, or the target's rows.
+    """
+
+    taps: tuple[Tap, ...]
+    pre_fc_norm: Literal["none", "whole", "per_tap"]
+    half_order: Literal["embedding_first", "hidden_first"]
+    embedding_norm: bool
+    hidden_norm: bool
+    residual: Literal["raw", "normed"]
+    head_norm: bool
+    feedback: Literal["pre_norm", "post_norm"]
+    token_shift: int
+    position_start: int
+    position_advance: int
+    rope: Rope
+    vocabulary: Literal["offset", "absolute", "identity"]
+    embedding: Literal["own", "target"]
+    embedding_scale: float
+    head: Literal["own", "target"]
+
+
+def eagle3(taps: tuple[Tap, ...], rope: Rope) -> Wiring:
+    """The wiring of the EAGLE-3 paper (arXiv 2503.01840), as SpecForge trains it."""
+    return Wiring(
+        taps=taps,
+        pre_fc_norm="none",
+        half_order="embedding_first",
+        embedding_norm=True,
+        hidden_norm=True,
+        residual="raw",
+        head_norm=True,
+        feedback="pre_norm",
+        token_shift=1,
+        position_start=0,
+        position_advance=1,
+        rope=rope,
+        vocabulary="offset",
+        embedding="target",
+        embedding_scale=1.0,
+        head="own",
+    )
+
+
+def difference(served: Wiring, wanted: Wiring) -> dict[str, tuple[Any, Any]]:
+    """The wires on which two wirings disagree: name -> (served, wanted)."""
+    return {
+        field.name: (getattr(served, field.name), getattr(wanted, field.name))
+        for field in fields(Wiring)
+        if getattr(served, field.name) != getattr(wanted, field.name)
+    }
+
+
+def to_json(wiring: Wiring) -> dict[str, Any]:
+    """A plain dictionary that :func:`from_json` reads back to an equal Wiring."""
+    data = {field.name: getattr(wiring, field.name) for field in fields(Wiring)}
+    rope = wiring.rope
+    return data | {
+        "taps": list(wiring.taps),
+        "rope": {
+            "theta": rope.theta,
+            "style": rope.style,
+            "partial": rope.partial,
+            "scaling": dict(rope.scaling),
+        },
+    }
+
+
+def from_json(data: dict[str, Any], where: str) -> Wiring:
+    """Read :func:`to_json`'s dictionary; ``where`` names the file in messages.
+
+    Raises:
+        InputError: a wire is missing or unknown.
+    """
+    names = {field.name for field in fields(Wiring)}
+    if not isinstance(data, dict) or set(data) != names:
+        odd = sorted(names.symmetric_difference(data)) if isinstance(data, dict) else [type(data)]
+        raise InputError(f"{where}: expected a wiring with the wires {sorted(names)}; differs in {odd}")
+    try:
+        rope = data["rope"]
+        scaling = tuple(sorted((rope.get("scaling") or {}).items()))
+        return Wiring(
+            **(
+                data
+                | {
+                    "taps": parse_taps(",".join(str(tap) for tap in data["taps"])),
+                    "rope": Rope(
+                        float(rope["theta"]), rope["style"], float(rope["partial"]), scaling
+                    ),
+                }
+            )
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"{where}: the wiring's rope or taps are malformed: {error!r}") from None

@@ -1,0 +1,1 @@
+"""How well a drafter drafts: replay on recorded states, acceptance, and real decoding."""

@@ -1,0 +1,1 @@
+"""What the target felt: recorded hidden states, and the capture that records them."""

@@ -1,0 +1,235 @@
+"""A transformers target: where its boundaries lie, and the hooks that record them.
+
+Boundaries are found by structure, so wrappers that hold a language model inside work unchanged;
+reads embedding rows from a folder without loading the model. Knows no drafter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from draftprobe.drafter.checkpoint import open_checkpoint, read_json
+from draftprobe.drafter.wiring import Tap, check_taps
+from draftprobe.errors import InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+EMBEDDING_NAMES = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "tok_embeddings.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """The parts of a causal model that bound its residual stream."""
+
+    layers: nn.ModuleList
+    norm: nn.Module
+
+    def boundaries(self) -> tuple[Tap, ...]:
+        """Every boundary of this target: h[0]..h[L], then h[N]."""
+        return (*range(len(self.layers) + 1), "N")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A loaded causal model with its tokenizer (None where the folder has none)."""
+
+    model: PreTrainedModel
+    tokenizer: Any
+    structure: Structure
+    name: str
+
+    @property
+    def text_config(self) -> Any:
+        """The language model's own config, inside a wrapper's."""
+        return self.model.config.get_text_config(decoder=True)
+
+    @property
+    def device(self) -> torch.device:
+        """Where inputs go."""
+        return self.model.device
+
+
+def load_target(
+    name: str | Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    trust_remote_code: bool = False,
+) -> Target:
+    """Load a transformers folder or hub id for capture or decoding, in evaluation mode.
+
+    Raises:
+        InputError: it cannot be loaded, or no decoder stack is found in it.
+    """
+    from transformers import (
+        AutoConfig,
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
+        AutoTokenizer,
+    )
+
+    folder = Path(name)
+    if folder.exists() or str(name).startswith((".", "/", "~")):
+        if not (folder / "config.json").is_file():
+            raise InputError(
+                f"{folder}: expected a transformers folder with config.json, found none; "
+                "check the path"
+            )
+    common = {"trust_remote_code": trust_remote_code}
+    try:
+        config = AutoConfig.from_pretrained(str(name), **common)
+        causal = type(config) in AutoModelForCausalLM._model_mapping
+        auto = AutoModelForCausalLM if causal or trust_remote_code else AutoModelForImageTextToText
+        model = auto.from_pretrained(str(name), dtype=dtype, **common)
+    except Exception as error:  # transformers raises many kinds; each is told, none is hidden
+        raise InputError(f"{name}: cannot be loaded as a causal model: {_first_line(error)}") from error
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(name), **common)
+    except (OSError, ValueError, KeyError, ImportError):
+        tokenizer = None
+    model = model.to(device).eval()
+    return Target(model, tokenizer, find_structure(model), str(name))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+
+
+def find_structure(model: nn.Module) -> Structure:
+    """The decoder layers and final norm of a causal model, found by structure.
+
+    The decoder is the module that owns both the input embedding and a ModuleList of as many
+    layers as the text config says; its final norm is its last direct child that holds nothing but
+    one-dimensional parameters.
+
+    Raises:
+        InputError: no such module (say, an encoder-decoder model).
+    """
+    config: Any = model.config
+    count = config.get_text_config(decoder=True).num_hidden_layers
+    embedding = model.get_input_embeddings()  # type: ignore[operator]
+    for owner in model.modules():
+        children = list(owner.children())
+        if not any(child is embedding for child in children):
+            continue
+        stacks = [c for c in children if isinstance(c, nn.ModuleList) and len(c) == count]
+        norms = [child for child in children if _is_norm(child)]
+        if len(stacks) == 1 and norms:
+            return Structure(stacks[0], norms[-1])
+    raise InputError(
+        f"{type(model).__name__}: expected a decoder of {count} layers with an embedding and a "
+        "final norm, found none; this model class is not supported for capture"
+    )
+
+
+def _is_norm(module: nn.Module) -> bool:
+    parameters = list(module.parameters())
+    return bool(parameters) and all(parameter.dim() == 1 for parameter in parameters)
+
+
+@dataclass
+class Recorder:
+    """Records boundaries of every forward pass while its context is open.
+
+    ``h[k]`` for k < L is what enters decoder layer k, ``h[L]`` what enters the final norm, ``h[N]``
+    what leaves it. Each pass appends one tensor [batch, tokens, H] per boundary to ``passes``.
+    """
+
+    structure: Structure
+    taps: tuple[Tap, ...]
+    dtype: torch.dtype | None = None
+    storage: str | None = None
+    passes: dict[Tap, list[torch.Tensor]] = field(default_factory=dict)
+    _handles: list[Any] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        check_taps(self.taps, len(self.structure.layers))
+
+    def __enter__(self) -> Recorder:
+        layers, norm = self.structure.layers, self.structure.norm
+        for tap in self.taps:
+            self.passes[tap] = []
+            if tap == "N":
+                handle = norm.register_forward_hook(
+                    lambda _m, _a, output, tap=tap: self._keep(tap, output)
+                )
+            else:
+                module = layers[tap] if tap < len(layers) else norm
+                handle = module.register_forward_pre_hook(
+                    lambda _m, args, kwargs, tap=tap: self._keep(
+                        tap, args[0] if args else kwargs["hidden_states"]
+                    ),
+                    with_kwargs=True,
+                )
+            self._handles.append(handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _keep(self, tap: Tap, state: torch.Tensor) -> None:
+        if state.dim() != 3:
+            raise InputError(
+                f"boundary {tap}: expected a residual stream [batch, tokens, H], found shape "
+                f"{tuple(state.shape)}; this model class is not supported for capture"
+            )
+        kept = state.detach().to(device=self.storage or state.device, dtype=self.dtype or state.dtype)
+        self.passes[tap].append(kept.clone() if kept.data_ptr() == state.data_ptr() else kept)
+
+    def take(self) -> dict[Tap, torch.Tensor]:
+        """All passes joined along tokens, [batch, tokens, H] per boundary; clears the record."""
+        joined = {tap: torch.cat(states, dim=1) for tap, states in self.passes.items()}
+        for states in self.passes.values():
+            states.clear()
+        return joined
+
+
+def text_config(folder: Path) -> dict[str, Any]:
+    """The language model's part of a target folder's ``config.json`` (wrappers nest it)."""
+    config = read_json(folder / "config.json")
+    for key in ("text_config", "language_config", "llm_config", "thinker_config"):
+        if isinstance(config.get(key), dict):
+            return config[key]
+    return config
+
+
+def config_digest(config: Any) -> str:
+    """SHA-256 of what makes two targets alike: sizes and architecture, not paths or versions."""
+    keys = ("model_type", "hidden_size", "num_hidden_layers", "vocab_size", "intermediate_size",
+            "num_attention_heads", "num_key_value_heads", "rms_norm_eps")  # fmt: skip
+    data = config if isinstance(config, dict) else config.to_dict()
+    text = json.dumps({key: data.get(key) for key in keys}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def embedding_table(folder: str | Path) -> torch.Tensor:
+    """The target's input embedding [V, H], mapped from its folder; rows are read when used.
+
+    Raises:
+        InputError: the folder has no safetensors weights or no single embedding table.
+    """
+    checkpoint = open_checkpoint(folder)
+    found = [name for name in checkpoint.tensors if name.endswith(EMBEDDING_NAMES)]
+    text = [name for name in found if "vision" not in name and "audio" not in name]
+    if len(text) != 1:
+        raise InputError(
+            f"{folder}: expected one embedding table ({', '.join(EMBEDDING_NAMES)}), found {text}"
+        )
+    return checkpoint.read(text[0])
+
+
+def embedding_rows(table: torch.Tensor, tokens: Iterable[int] | torch.Tensor) -> torch.Tensor:
+    """Rows of a mapped table as float32 [len(tokens), H]."""
+    ids = tokens if isinstance(tokens, torch.Tensor) else torch.tensor(list(tokens))
+    return table[ids].float()
