@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from draftprobe.cli import capture, env
+from draftprobe.cli import capture, env, train
 from draftprobe.errors import InputError
 
 __all__ = ["app", "main"]
@@ -43,6 +43,7 @@ def draftprobe(
 
 # In the order in which the help lists them.
 app.command()(capture.capture)
+app.command()(train.train)
 app.command()(env.env)
 
 

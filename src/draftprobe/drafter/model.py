@@ -12,7 +12,7 @@ Parameter names are the SpecForge file's. Knows neither engines nor where its st
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -194,6 +194,13 @@ class Chains:
     def __init__(self) -> None:
         self._keys: list[torch.Tensor] = []
         self._values: list[torch.Tensor] = []
+        self._slots: torch.Tensor | None = None
+
+    def at(self, slots: torch.Tensor) -> Chains:
+        """After step 1: steps 2.. of only the chains that start at ``slots`` [B, C]."""
+        some = Chains()
+        some._keys, some._values, some._slots = self._keys[:1], self._values[:1], slots
+        return some
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Attend for the next step; see :data:`Attend`."""
@@ -205,14 +212,41 @@ class Chains:
             return F.scaled_dot_product_attention(q, k, v, is_causal=True)
         first, *later = self._keys
         q = q * q.shape[-1] ** -0.5
-        past = q @ first.transpose(-1, -2)  # [B, heads, T, T]
-        ahead = torch.ones(past.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        past = q @ first.transpose(-1, -2)  # [B, heads, T, T], or [B, heads, C, T] after at()
+        slots = torch.arange(past.shape[-1], device=q.device)
+        ahead = slots > (slots if self._slots is None else self._slots[:, None])[..., None]
         own = torch.stack([(q * key).sum(-1) for key in later], dim=-1)  # [B, heads, T, j - 1]
         weights = torch.cat([past.masked_fill(ahead, -torch.inf), own], dim=-1).softmax(-1)
         out = weights[..., : past.shape[-1]] @ self._values[0]
         for index, value in enumerate(self._values[1:]):
             out = out + weights[..., past.shape[-1] + index, None] * value
         return out
+
+
+def unroll(
+    drafter: Drafter, taps: torch.Tensor, tokens: torch.Tensor, steps: int
+) -> Iterator[torch.Tensor]:
+    """Teacher-forced draft steps: step i of the chain that starts at slot t predicts x_{t+1+i}.
+
+    Args:
+        drafter: the drafter.
+        taps: tap states in slot order, [B, T, taps * target_hidden].
+        tokens: the text, int64 [B, n], right-padded with any id; slot t of step i reads token
+            t + token_shift + i - 1, and the last token where that lies beyond the text.
+        steps: how many.
+
+    Yields:
+        o_i, [B, T, H], for i = 1..steps.
+    """
+    slots = torch.arange(taps.shape[1], device=taps.device)
+    attend = Chains()
+    hidden = drafter.fuse(taps)
+    for step in range(1, steps + 1):
+        index = (slots + drafter.wiring.token_shift + step - 1).clamp(0, tokens.shape[1] - 1)
+        e = drafter.embed(tokens[:, index])
+        o = drafter.block(e, hidden, drafter.position(slots, step), attend)
+        yield o
+        hidden = drafter.feedback(o)
 
 
 class Cache:

@@ -23,7 +23,10 @@ from draftprobe.errors import InputError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-EMBEDDING_NAMES = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "tok_embeddings.weight")
+EMBEDDING_NAMES = (".embed_tokens.weight", ".wte.weight", ".word_embeddings.weight")
+HEAD_NAMES = (".lm_head.weight", ".embed_out.weight")
+FINAL_NORM_NAMES = (".model.norm.weight", ".language_model.norm.weight", ".ln_f.weight", ".final_layernorm.weight")
+OTHER_TOWERS = ("vision", "visual", "audio", "projector")
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,13 +222,29 @@ def embedding_table(folder: str | Path) -> torch.Tensor:
     Raises:
         InputError: the folder has no safetensors weights or no single embedding table.
     """
+    return _language_tensor(folder, EMBEDDING_NAMES)
+
+
+def head_table(folder: str | Path) -> torch.Tensor:
+    """The target's lm_head [V, H], mapped; its embedding table where the two are tied."""
+    names = open_checkpoint(folder).tensors
+    if any(f".{name}".endswith(HEAD_NAMES) for name in names):
+        return _language_tensor(folder, HEAD_NAMES)
+    return embedding_table(folder)
+
+
+def final_norm(folder: str | Path) -> torch.Tensor:
+    """The weight [H] of the norm between the last layer and the head."""
+    return _language_tensor(folder, FINAL_NORM_NAMES)
+
+
+def _language_tensor(folder: str | Path, endings: tuple[str, ...]) -> torch.Tensor:
     checkpoint = open_checkpoint(folder)
-    found = [name for name in checkpoint.tensors if name.endswith(EMBEDDING_NAMES)]
-    text = [name for name in found if "vision" not in name and "audio" not in name]
+    found = [name for name in checkpoint.tensors if f".{name}".endswith(endings)]
+    text = [name for name in found if not any(part in name for part in OTHER_TOWERS)]
     if len(text) != 1:
-        raise InputError(
-            f"{folder}: expected one embedding table ({', '.join(EMBEDDING_NAMES)}), found {text}"
-        )
+        wanted = " or ".join(ending[1:] for ending in endings)
+        raise InputError(f"{folder}: expected one tensor {wanted}, found {text or 'none'}")
     return checkpoint.read(text[0])
 
 
