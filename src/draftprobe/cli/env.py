@@ -78,13 +78,10 @@ def _cpu_model() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def _cache() -> dict[str, Fact]:
-    import os
+def _cache() -> dict[str, object]:
+    from draftprobe.demo.target import cache_folder, demo_target
 
-    default = Path.home() / ".cache" / "draftprobe"
-    folder = Path(os.environ.get("DRAFTPROBE_CACHE") or default)
-    target = folder / "target"
     return {
-        "cache": str(folder),
-        "demo_target": str(target) if (target / "config.json").exists() else None,
+        "cache": str(cache_folder()),
+        "demo target": (demo_target() / "config.json").is_file(),
     }

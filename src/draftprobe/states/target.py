@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,22 @@ EMBEDDING_NAMES = (".embed_tokens.weight", ".wte.weight", ".word_embeddings.weig
 HEAD_NAMES = (".lm_head.weight", ".embed_out.weight")
 FINAL_NORM_NAMES = (".model.norm.weight", ".language_model.norm.weight", ".ln_f.weight", ".final_layernorm.weight")
 OTHER_TOWERS = ("vision", "visual", "audio", "projector")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No progress bars and no warnings from transformers while a model loads."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +106,13 @@ def load_target(
             )
     common = {"trust_remote_code": trust_remote_code}
     try:
-        config = AutoConfig.from_pretrained(str(name), **common)
-        causal = type(config) in AutoModelForCausalLM._model_mapping
-        auto = AutoModelForCausalLM if causal or trust_remote_code else AutoModelForImageTextToText
-        model = auto.from_pretrained(str(name), dtype=dtype, **common)
+        with quiet():
+            config = AutoConfig.from_pretrained(str(name), **common)
+            causal = type(config) in AutoModelForCausalLM._model_mapping
+            auto = (
+                AutoModelForCausalLM if causal or trust_remote_code else AutoModelForImageTextToText
+            )
+            model = auto.from_pretrained(str(name), dtype=dtype, **common)
     except Exception as error:  # transformers raises many kinds; each is told, none is hidden
         raise InputError(f"{name}: cannot be loaded as a causal model: {_first_line(error)}") from error
     try:
