@@ -1,0 +1,295 @@
+"""Replay: the drafter run on recorded states, teacher-forced, and what it drafted token by token.
+
+Step 1 reads target states; steps 2..k read what the drafter fed back, with the text's own tokens.
+Knows wires only through the drafter, and draws no conclusion: rates and intervals are in summary.
+
+    The chain that starts at slot t: step 1 reads h_t and e(x_{t+1}) and predicts x_{t+2};
+    step i reads step i - 1's feedback and e(x_{t+i}) and predicts x_{t+1+i}.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from draftprobe.drafter.model import Chains, Drafter
+from draftprobe.drafter.vocabulary import draft_labels
+from draftprobe.drafter.wiring import check_taps
+from draftprobe.errors import InputError
+from draftprobe.states.record import States
+
+_NUMBERS = 2**24
+"""The largest tensor made at a time: tap states of a batch, attention weights, logits."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Observations:
+    """What each draft step of each chain did; n chains in the order of the text, k steps.
+
+    Attributes:
+        sequence: int64 [n]; slot: int64 [n], where the chain starts.
+        started: bool [n]: x_{slot+1}, the newest token known there, counts too, so that a decode
+            can stand there; false only on the first counted token of a run.
+        valid: bool [k, n]: the predicted token, and all before it in the chain, count.
+        inside: bool [k, n]: the draft vocabulary holds the predicted token.
+        correct: bool [k, n]: the drafter's argmax is the text's token.
+        log_likelihood: float32 [k, n] of the text's token under the softmax over the draft
+            vocabulary; NaN where not valid or not inside.
+        whole: every counted token was observed, not a sample of them.
+        source: where the text comes from: ``greedy``, ``sampled`` or ``dataset``.
+    """
+
+    sequence: torch.Tensor
+    slot: torch.Tensor
+    started: torch.Tensor
+    valid: torch.Tensor
+    inside: torch.Tensor
+    correct: torch.Tensor
+    log_likelihood: torch.Tensor
+    whole: bool
+    source: str
+
+    @property
+    def steps(self) -> int:
+        """k, the length of a chain."""
+        return self.valid.shape[0]
+
+    @property
+    def run_lengths(self) -> torch.Tensor:
+        """Drafts right in a row from step 1 on, int64 [n]."""
+        return self.correct.long().cumprod(0).sum(0)
+
+    def sums(self, values: torch.Tensor) -> torch.Tensor:
+        """Sums of ``values`` [..., n] by sequence, float64 [..., sequences observed]."""
+        kinds, inverse = self.sequence.unique_consecutive(return_inverse=True)
+        out = torch.zeros(*values.shape[:-1], len(kinds), dtype=torch.float64)
+        return out.index_add_(-1, inverse, values.double())
+
+
+def check_fit(drafter: Drafter, states: States) -> None:
+    """Raise InputError unless the states can feed this drafter as it is wired."""
+    shape, source = drafter.shape, states.provenance
+    if source.hidden_size != shape.target_hidden:
+        raise InputError(
+            f"{states.path}: expected states of hidden size {shape.target_hidden}, which this "
+            f"drafter's fc reads, found {source.hidden_size}; are they of another target?"
+        )
+    if source.vocab_size != shape.vocabulary:
+        raise InputError(
+            f"{states.path}: expected a target of {shape.vocabulary} tokens, as the drafter's "
+            f"config says, found {source.vocab_size}; are they of another target?"
+        )
+    check_taps(drafter.wiring.taps, source.layers)
+    states.require(drafter.wiring.taps)
+
+
+@torch.inference_mode()
+def observe(
+    drafter: Drafter,
+    states: States,
+    steps: int,
+    limit: int | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Observations:
+    """Replay ``states`` through ``drafter``, on the drafter's device.
+
+    Args:
+        drafter: the drafter, wired.
+        states: recorded states that hold the wiring's taps.
+        steps: draft steps per chain.
+        limit: at most so many counted tokens, spread over all sequences; None takes all.
+        progress: called with (sequences done, of).
+
+    Raises:
+        InputError: the states do not fit the drafter, no token counts, or the drafter overflows.
+    """
+    check_fit(drafter, states)
+    if steps < 1 or (limit is not None and limit < 1):
+        raise InputError(f"expected at least 1 step and 1 token, found {steps} and {limit}")
+    slots, total = _choose(states, limit)
+    scorer = _Scorer(drafter)
+    parts: list[_Part] = []
+    done = 0
+    for batch in _batches(slots, states.provenance.hidden_size * len(drafter.wiring.taps)):
+        parts.append(_observe(drafter, scorer, states, batch, [slots[i] for i in batch], steps))
+        done += len(batch)
+        progress(done, sum(len(chosen) > 0 for chosen in slots))
+    order = torch.cat([part.sequence for part in parts]).argsort(stable=True)
+    joined = {
+        name: torch.cat([getattr(part, name) for part in parts], dim=-1)[..., order]
+        for name in _Part.__slots__
+    }
+    return Observations(**joined, whole=len(order) == total, source=states.provenance.source)
+
+
+def _choose(states: States, limit: int | None) -> tuple[list[torch.Tensor], int]:
+    """Per sequence, ascending slots whose predicted token counts; and how many there are in all."""
+    masks = states.mask.split(list(states.lengths))
+    slots = [mask[2:].nonzero().flatten() for mask in masks]  # slot t predicts x_{t+2}
+    total = sum(len(chosen) for chosen in slots)
+    if not total:
+        raise InputError(
+            f"{states.path}: no token counts: the loss mask is empty from each third token on"
+        )
+    if limit is not None and limit < total:
+        quotas = spread([len(chosen) for chosen in slots], limit)
+        slots = [
+            chosen[((torch.arange(quota) + 0.5) * len(chosen) / max(quota, 1)).long()]
+            for chosen, quota in zip(slots, quotas, strict=True)
+        ]
+    return slots, total
+
+
+def spread(capacities: Sequence[int], limit: int) -> list[int]:
+    """Share ``limit`` among sequences as evenly as their capacities allow; deterministic.
+
+    What cannot be shared evenly goes to sequences scattered over the file, not to its end.
+    """
+
+    def rank(index: int) -> tuple[int, float]:
+        return capacities[index], index * 0.6180339887 % 1
+
+    quotas = [0] * len(capacities)
+    for place, index in enumerate(sorted(range(len(capacities)), key=rank)):
+        quotas[index] = min(capacities[index], limit // (len(capacities) - place))
+        limit -= quotas[index]
+    return quotas
+
+
+def _batches(slots: Sequence[torch.Tensor], width: int) -> Iterator[list[int]]:
+    """Sequences of like length together, as many as the size of their tap states allows."""
+    needed = {i: int(chosen[-1]) + 1 for i, chosen in enumerate(slots) if len(chosen)}
+    batch: list[int] = []
+    for index in sorted(needed, key=needed.__getitem__):
+        if batch and (len(batch) + 1) * needed[index] * width > _NUMBERS:
+            yield batch
+            batch = []
+        batch.append(index)
+    yield batch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """The tensors of Observations for one batch, on the CPU."""
+
+    sequence: torch.Tensor
+    slot: torch.Tensor
+    started: torch.Tensor
+    valid: torch.Tensor
+    inside: torch.Tensor
+    correct: torch.Tensor
+    log_likelihood: torch.Tensor
+
+
+def _observe(
+    drafter: Drafter,
+    scorer: _Scorer,
+    states: States,
+    batch: Sequence[int],
+    chosen: Sequence[torch.Tensor],
+    steps: int,
+) -> _Part:
+    weight, wiring = drafter.fc.weight, drafter.wiring
+    device = weight.device
+    recorded = [states.sequence(index, wiring.taps) for index in batch]
+    width = max(int(c[-1]) for c in chosen) + 1  # T: later slots see only earlier ones
+    taps = _stack([r.taps(wiring.taps)[:width].to(device, weight.dtype) for r in recorded])
+    tokens = _stack([r.tokens for r in recorded]).to(device)  # [B, n]
+    mask = _stack([r.mask for r in recorded]).to(device)
+    ends = torch.tensor([len(r.tokens) for r in recorded], device=device)[:, None]
+    slots = _stack(list(chosen)).to(device)  # [B, C], padded with slot 0
+    real = _stack([torch.ones_like(c, dtype=torch.bool) for c in chosen]).to(device)
+
+    def at(values: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return values.gather(1, index.clamp(min=0).minimum(ends - 1))
+
+    columns = []
+    valid = real
+    for step, o in enumerate(_steps(drafter, taps, tokens, ends, slots, steps), 1):
+        read, label = slots + wiring.token_shift + step - 1, slots + 1 + step
+        known = (read >= 0) & (read < ends) & (label < ends)
+        valid = valid & known & at(mask, label)
+        columns.append((valid[real], *scorer(o, at(tokens, label), valid, real)))
+    valid, inside, correct, likelihood = (torch.stack(c).cpu() for c in zip(*columns, strict=True))
+    rows = torch.tensor(batch)[:, None].expand(slots.shape)
+    started = at(mask, slots + 1)
+    return _Part(
+        rows[real.cpu()], slots[real].cpu(), started[real].cpu(), valid, inside, correct, likelihood
+    )
+
+
+def _stack(rows: list[torch.Tensor]) -> torch.Tensor:
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+
+def _steps(
+    drafter: Drafter,
+    taps: torch.Tensor,
+    tokens: torch.Tensor,
+    ends: torch.Tensor,
+    slots: torch.Tensor,
+    steps: int,
+) -> Iterator[torch.Tensor]:
+    """o_i of the chains that start at ``slots`` [B, C], each [B, C, H], for i = 1..steps."""
+
+    def embed(at: torch.Tensor, step: int) -> torch.Tensor:
+        index = at + drafter.wiring.token_shift + step - 1
+        return drafter.embed(tokens.gather(1, index.clamp(min=0).minimum(ends - 1)))
+
+    every = torch.arange(taps.shape[1], device=taps.device).expand(len(taps), -1)
+    attend = Chains()
+    o = drafter.block(embed(every, 1), drafter.fuse(taps), drafter.position(every, 1), attend)
+    o = o.gather(1, slots[..., None].expand(-1, -1, o.shape[-1]))
+    yield o
+    size = max(1, _NUMBERS // (taps.shape[0] * drafter.shape.heads * taps.shape[1]))
+    pieces = [(piece, attend.at(piece)) for piece in slots.split(size, dim=1)]
+    for step in range(2, steps + 1):
+        fed = drafter.feedback(o).split(size, dim=1)
+        o = torch.cat(
+            [
+                drafter.block(embed(piece, step), g, drafter.position(piece, step), some)
+                for (piece, some), g in zip(pieces, fed, strict=True)
+            ],
+            dim=1,
+        )
+        yield o
+
+
+class _Scorer:
+    """The head and the draft vocabulary, over only the positions that count."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        device, shape = drafter.fc.weight.device, drafter.shape
+        self._drafter = drafter
+        self._ids = drafter.target_ids().to(device)
+        self._labels = draft_labels(self._ids.cpu(), shape.vocabulary).to(device)
+        self._rows = max(1, _NUMBERS // shape.draft_vocabulary)
+
+    def __call__(
+        self, o: torch.Tensor, wanted: torch.Tensor, valid: torch.Tensor, real: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Inside, correct and log-likelihood of ``wanted`` [B, C], at the real chains [n]."""
+        inside = valid & (self._labels[wanted] >= 0)
+        correct = torch.zeros_like(valid)
+        likelihood = torch.full(valid.shape, torch.nan, device=o.device)
+        pairs = zip(o[valid].split(self._rows), wanted[valid].split(self._rows), strict=True)
+        scored = [self._score(*pair) for pair in pairs]
+        if scored:
+            right, likely = (torch.cat(column) for column in zip(*scored, strict=True))
+            correct[valid], likelihood[valid] = right, likely
+        return inside[real], correct[real], likelihood[real]
+
+    def _score(self, o: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = self._drafter.logits(o).float()  # [m, D]
+        total = logits.logsumexp(-1)
+        if not torch.isfinite(total).all():
+            raise InputError(
+                "the drafter's scores are NaN or infinite; replay it in float32, and check that "
+                "the states are of its target"
+            )
+        label = self._labels[wanted]
+        likely = logits.gather(-1, label.clamp(min=0)[:, None])[:, 0] - total
+        likely = likely.masked_fill(label < 0, torch.nan)
+        return self._ids[logits.argmax(-1)] == wanted, likely
