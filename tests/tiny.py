@@ -138,15 +138,18 @@ def planted_states(path: Path, made, count=6, steps=3, seed=1, **facts):
 def save_drafter(folder: Path, made):
     """The drafter as a folder in the SpecForge layout."""
     folder.mkdir()
+    wiring = made.wiring
     config = {
         "hidden_size": SHAPE.hidden, "num_attention_heads": SHAPE.heads,
         "vocab_size": SHAPE.vocabulary, "rms_norm_eps": SHAPE.epsilon,
-        "rope_theta": made.wiring.rope.theta,
+        "rope_theta": wiring.rope.theta, "norm_before_residual": wiring.residual == "normed",
+        "norm_output": wiring.feedback == "post_norm",
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
-    save_file(
-        {k: v.contiguous() for k, v in made.state_dict().items()}, folder / "model.safetensors"
-    )
+    tensors = {name: tensor.contiguous() for name, tensor in made.state_dict().items()}
+    if wiring.embedding == "own":
+        tensors["embed_tokens.weight"] = made.embedding.contiguous()
+    save_file(tensors, folder / "model.safetensors")
     return folder
 
 

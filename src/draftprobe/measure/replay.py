@@ -71,15 +71,20 @@ class Observations:
 def check_fit(drafter: Drafter, states: States) -> None:
     """Raise InputError unless the states can feed this drafter as it is wired."""
     shape, source = drafter.shape, states.provenance
+    width = shape.taps * shape.target_hidden
     if source.hidden_size != shape.target_hidden:
+        slots = width // source.hidden_size
+        fits = slots * source.hidden_size == width
         raise InputError(
-            f"{states.path}: expected states of hidden size {shape.target_hidden}, which this "
-            f"drafter's fc reads, found {source.hidden_size}; are they of another target?"
+            f"{states.path}: expected states of hidden size {shape.target_hidden}, as fc reads "
+            f"{width} channels for {shape.taps} taps, found {source.hidden_size}; "
+            + (f"give {slots} taps, or " if fits else "")
+            + "capture from this drafter's target"
         )
     if source.vocab_size != shape.vocabulary:
         raise InputError(
             f"{states.path}: expected a target of {shape.vocabulary} tokens, as the drafter's "
-            f"config says, found {source.vocab_size}; are they of another target?"
+            f"config says, found {source.vocab_size}; capture from this drafter's target"
         )
     check_taps(drafter.wiring.taps, source.layers)
     states.require(drafter.wiring.taps)
