@@ -1,0 +1,129 @@
+"""What training leaves of a state in a slot's block of ``fc``: four statistics and their null.
+
+Training moves a block W along the directions of the state it reads, so that its departure from the
+isotropic start shows that state's principal directions. Knows matrices, no file and no decision.
+
+    z       = state / its RMS channel by channel, at unit length;  S = mean of z z' = V diag(s) V'
+    A       = W' W = U diag(w) U';  M = log(A + floor), less its mean eigenvalue
+
+    align   = H <A, S> / tr A            energy of W along the state, 1 where unrelated
+    top16   = <U_16 U_16', S>            share of the state in W's 16 strongest directions
+    diaglog = |diag(V' M V)|^2 / |M|^2   share of M that is diagonal in the state's basis
+    aniso   = sd of log |W v_i|^2        how unevenly W treats the principal directions
+
+The first two rise early in training and turn round as it converges: a converged map is small where
+its input is large. The last two have no sign; they need V, that is at least H tokens. Rescaling W
+changes none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+STATISTICS = ("diaglog", "aniso", "align", "top16")
+_TOP = 16
+_DRAWS = 24
+_TINY = 1e-300
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A block of ``fc`` in the forms that the statistics read; float64.
+
+    Attributes:
+        weight: W [rows, H].
+        gram: A / tr A [H, H].
+        log: M / |M| [H, H].
+        top: U_16 [H, 16].
+    """
+
+    weight: torch.Tensor
+    gram: torch.Tensor
+    log: torch.Tensor
+    top: torch.Tensor
+
+
+def block_of(weight: torch.Tensor) -> Block:
+    """Prepare W [rows, H], with one eigenproblem.
+
+    The floor is a tenth of the median of the eigenvalues that can differ from zero: without it the
+    smallest eigenvalues of a square random block, which say nothing, would rule the logarithm.
+    """
+    weight = weight.double()
+    gram = weight.T @ weight
+    gram = gram / gram.diagonal().sum().clamp(min=_TINY)
+    w, u = torch.linalg.eigh(gram)
+    floor = 0.1 * w[-min(weight.shape) :].median().clamp(min=_TINY)
+    log = (w.clamp(min=0) + floor).log()
+    log = log - log.mean()
+    log = log / log.norm().clamp(min=_TINY)
+    return Block(weight, gram, (u * log) @ u.T, u[:, -_TOP:])
+
+
+def moment(h: torch.Tensor) -> torch.Tensor:
+    """S [H, H] of states [N, H], with trace 1."""
+    z = h.float()
+    z = z / z.square().mean(0).sqrt().clamp(min=1e-20)
+    z = z / z.norm(dim=1, keepdim=True).clamp(min=1e-20)
+    return (z.T @ z).double() / len(z)
+
+
+def imprint(blocks: Sequence[Block], s: torch.Tensor, with_basis: bool) -> torch.Tensor:
+    """The statistics of several blocks against one state, [blocks, 4] in STATISTICS' order.
+
+    ``diaglog`` and ``aniso`` are NaN without V; ``with_basis`` says that S has full rank.
+    """
+    v = torch.linalg.eigh(s)[1] if with_basis else None
+    return torch.stack([_statistics(block, s, v) for block in blocks])
+
+
+def _statistics(block: Block, s: torch.Tensor, v: torch.Tensor | None) -> torch.Tensor:
+    align = len(s) * (block.gram * s).sum()
+    top16 = ((s @ block.top) * block.top).sum()
+    diaglog = aniso = torch.full((), torch.nan, dtype=torch.float64)
+    if v is not None:
+        diaglog = ((block.log @ v) * v).sum(0).square().sum()
+        aniso = _sd_of_log((block.weight @ v).square().sum(0))
+    return torch.stack([diaglog, aniso, align, top16])
+
+
+def _sd_of_log(energy: torch.Tensor) -> torch.Tensor:
+    return energy.clamp(min=_TINY).log().std(-1)
+
+
+@dataclass(frozen=True, slots=True)
+class Null:
+    """Isotropic Gaussian blocks: in any state's principal directions they look alike.
+
+    Attributes:
+        diaglog: of each draw, [draws].
+        energy: |W v_i|^2 / |W|^2, [draws, H].
+        top: |U_16' v_i|^2, [draws, H].
+    """
+
+    diaglog: torch.Tensor
+    energy: torch.Tensor
+    top: torch.Tensor
+
+    def values(self, s: torch.Tensor) -> torch.Tensor:
+        """The statistics of the draws against a state, [draws, 4]."""
+        spectrum = torch.linalg.eigvalsh(s).clamp(min=0)
+        align = len(s) * self.energy @ spectrum
+        top16 = self.top @ spectrum
+        return torch.stack([self.diaglog, _sd_of_log(self.energy), align, top16], dim=-1)
+
+
+def draw_null(rows: int, hidden: int, generator: torch.Generator) -> Null:
+    """Blocks of the size of a drafter's own, seen in the basis V of any state."""
+    blocks = [
+        block_of(torch.randn(rows, hidden, generator=generator, dtype=torch.float64))
+        for _ in range(_DRAWS)
+    ]
+    return Null(
+        torch.stack([block.log.diagonal().square().sum() for block in blocks]),
+        torch.stack([block.gram.diagonal() for block in blocks]),
+        torch.stack([block.top.square().sum(1) for block in blocks]),
+    )
