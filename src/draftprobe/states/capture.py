@@ -182,11 +182,15 @@ def _continue(target: Target, ids: torch.Tensor, seen: torch.Tensor, new: int) -
         pad_token_id=(stop_ids(target) or [0])[0],
     )
     model: Any = target.model
-    return model.generate(
-        input_ids=ids.to(target.device),
-        attention_mask=seen.to(target.device),
-        generation_config=config,
-    ).cpu()
+    own, model.generation_config = model.generation_config, config
+    try:  # generate fills gaps from the model's own, and a repetition penalty is no argmax
+        return model.generate(
+            input_ids=ids.to(target.device),
+            attention_mask=seen.to(target.device),
+            generation_config=config,
+        ).cpu()
+    finally:
+        model.generation_config = own
 
 
 def stop_ids(target: Target) -> list[int]:

@@ -88,7 +88,7 @@ def load_target(
     """Load a transformers folder or hub id for capture or decoding, in evaluation mode.
 
     Raises:
-        InputError: it cannot be loaded, or no decoder stack is found in it.
+        InputError: it cannot be loaded, weights are missing, or no decoder stack is found in it.
     """
     from transformers import (
         AutoConfig,
@@ -112,9 +112,17 @@ def load_target(
             auto = (
                 AutoModelForCausalLM if causal or trust_remote_code else AutoModelForImageTextToText
             )
-            model = auto.from_pretrained(str(name), dtype=dtype, **common)
+            model, loading = auto.from_pretrained(
+                str(name), dtype=dtype, output_loading_info=True, **common
+            )
     except Exception as error:  # transformers raises many kinds; each is told, none is hidden
         raise InputError(f"{name}: cannot be loaded as a causal model: {_first_line(error)}") from error
+    missing = sorted(loading["missing_keys"])
+    if missing:  # transformers fills them with random numbers
+        raise InputError(
+            f"{name}: expected weights for all of {type(model).__name__}, found none for "
+            f"{len(missing)} tensors ({', '.join(missing[:3])}, ...); is the download complete?"
+        )
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(name), **common)
     except (OSError, ValueError, KeyError, ImportError):
@@ -179,7 +187,7 @@ class Recorder:
 
     def __enter__(self) -> Recorder:
         layers, norm = self.structure.layers, self.structure.norm
-        for tap in self.taps:
+        for tap in dict.fromkeys(self.taps):
             self.passes[tap] = []
             if tap == "N":
                 handle = norm.register_forward_hook(
