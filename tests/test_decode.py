@@ -1,9 +1,7 @@
 """Decode: speculative text is the plain text, whatever is drafted, and the books are right."""
 
-import json
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
