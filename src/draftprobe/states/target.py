@@ -28,6 +28,7 @@ EMBEDDING_NAMES = (".embed_tokens.weight", ".wte.weight", ".word_embeddings.weig
 HEAD_NAMES = (".lm_head.weight", ".embed_out.weight")
 FINAL_NORM_NAMES = (".model.norm.weight", ".language_model.norm.weight", ".ln_f.weight", ".final_layernorm.weight")
 OTHER_TOWERS = ("vision", "visual", "audio", "projector")
+TOKENIZER_FILES = ("*token*", "vocab*", "*piece*", "tekken*")
 
 
 @contextmanager
@@ -127,6 +128,8 @@ def load_target(
         tokenizer = AutoTokenizer.from_pretrained(str(name), **common)
     except (OSError, ValueError, KeyError, ImportError):
         tokenizer = None
+    if folder.is_dir() and not any(any(folder.glob(files)) for files in TOKENIZER_FILES):
+        tokenizer = None  # transformers makes an empty one up for some families
     model = model.to(device).eval()
     return Target(model, tokenizer, find_structure(model), str(name))
 
@@ -140,20 +143,21 @@ def find_structure(model: nn.Module) -> Structure:
 
     The decoder is the module that owns both the input embedding and a ModuleList of as many
     layers as the text config says; its final norm is its last direct child that holds nothing but
-    one-dimensional parameters.
+    vectors of the hidden size.
 
     Raises:
         InputError: no such module (say, an encoder-decoder model).
     """
     config: Any = model.config
-    count = config.get_text_config(decoder=True).num_hidden_layers
+    text = config.get_text_config(decoder=True)
+    count, width = text.num_hidden_layers, text.hidden_size
     embedding = model.get_input_embeddings()  # type: ignore[operator]
     for owner in model.modules():
         children = list(owner.children())
         if not any(child is embedding for child in children):
             continue
         stacks = [c for c in children if isinstance(c, nn.ModuleList) and len(c) == count]
-        norms = [child for child in children if _is_norm(child)]
+        norms = [child for child in children if _is_norm(child, width)]
         if len(stacks) == 1 and norms:
             return Structure(stacks[0], norms[-1])
     raise InputError(
@@ -162,9 +166,9 @@ def find_structure(model: nn.Module) -> Structure:
     )
 
 
-def _is_norm(module: nn.Module) -> bool:
+def _is_norm(module: nn.Module, width: int) -> bool:
     parameters = list(module.parameters())
-    return bool(parameters) and all(parameter.dim() == 1 for parameter in parameters)
+    return bool(parameters) and all(parameter.shape == (width,) for parameter in parameters)
 
 
 @dataclass
