@@ -115,6 +115,15 @@ def test_each_answer_of_a_chat_is_walked_alone():
     assert (found.rounds, found.emitted, found.accepted) == ((3,), (5,), (3,))
 
 
+def test_plain_text_starts_behind_its_first_token(tmp_path):
+    """Every token counts: x_0 is the prompt, x_1 the prefill's, x_2 the first that is drafted."""
+    made = tiny.drafter()
+    tokens, h, planted = tiny.plant(made, 1, 14, 3, torch.Generator().manual_seed(5))
+    text = (tokens, torch.ones(14, dtype=torch.bool), h)
+    found = walk(observe(made, tiny.save_states(tmp_path / "s", [text], "dataset"), 3))
+    assert (found.emitted, found.rounds) == ((12,), (len(planted),))
+
+
 def test_a_sample_is_not_walked_but_estimated():
     some = observations([0, 2, 1, 0], [1, 0, 3, 1, 0], whole=False, steps=2)
     with pytest.raises(ValueError, match="sample"):

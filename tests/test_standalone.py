@@ -25,13 +25,14 @@ def standalone():
 
 
 def folders(tmp_path, **wires):
-    """Draft folder, states with planted texts and one chat of two answers, target folder."""
+    """Draft folder, states with planted texts, a plain one and a chat of two answers, target."""
     made = tiny.drafter(**wires)
     generator = torch.Generator().manual_seed(3)
     texts = []
     for prompt in (2, 3, 4, 5, 3):
         tokens, h, _ = tiny.plant(made, prompt, 20 + 2 * prompt, STEPS, generator)
         texts.append((tokens, torch.arange(len(tokens)) >= prompt, h))
+    texts[0][1][:] = True
     texts[-1][1][10:14] = False
     tiny.save_states(tmp_path / "states", texts)
     draft = tiny.save_drafter(tmp_path / "draft", made)

@@ -20,8 +20,8 @@ from draftprobe.drafter.wiring import check_taps
 from draftprobe.errors import InputError
 from draftprobe.states.record import States
 
-_NUMBERS = 2**24
-"""The largest tensor made at a time: tap states of a batch, attention weights, logits."""
+_NUMBERS = 2**23
+"""About the largest tensor made at a time: tap states of a batch, attention weights, logits."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -270,7 +270,7 @@ class _Scorer:
         self._drafter = drafter
         self._ids = drafter.target_ids().to(device)
         self._labels = draft_labels(self._ids.cpu(), shape.vocabulary).to(device)
-        self._rows = max(1, _NUMBERS // shape.draft_vocabulary)
+        self._rows = max(128, _NUMBERS // shape.draft_vocabulary)
 
     def __call__(
         self, o: torch.Tensor, wanted: torch.Tensor, valid: torch.Tensor, real: torch.Tensor
