@@ -54,9 +54,24 @@ def _gpt_oss():
 
 
 def _gemma3():
-    return tf.Gemma3ForCausalLM(
-        tf.Gemma3TextConfig(**TEXT, sliding_window=6, query_pre_attn_scalar=8)
+    extra = {"sliding_window": 6, "query_pre_attn_scalar": 8}
+    return tf.Gemma3ForCausalLM(tf.Gemma3TextConfig(**TEXT, **extra))
+
+
+def _gemma4():
+    extra = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCABULARY}
+    layers = ["sliding_attention"] * 3 + ["full_attention"]
+    return tf.Gemma4ForCausalLM(
+        tf.Gemma4TextConfig(**TEXT, **extra, sliding_window=6, layer_types=layers)
     )
+
+
+def _qwen3_next():
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+               "shared_expert_intermediate_size": 16}  # fmt: skip
+    linear = {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 8,
+              "linear_value_head_dim": 8}  # fmt: skip
+    return tf.Qwen3NextForCausalLM(tf.Qwen3NextConfig(**TEXT, **experts, **linear))
 
 
 def _deepseek_v3():
@@ -101,11 +116,13 @@ BUILDERS = {
     "qwen3": _qwen3,
     "gpt_oss": _gpt_oss,
     "gemma3_text": _gemma3,
+    "gemma4_text": _gemma4,
     "deepseek_v3": _deepseek_v3,
     "kimi_k25": _kimi_k25,
     "gemma3": _gemma3_wrapper,
     "qwen2_5_vl": _qwen2_5_vl,
     "llama4": _llama4,
+    "qwen3_next": _qwen3_next,
 }
 
 

@@ -22,7 +22,7 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
         InputError: a scaling type that is not known here.
     """
     dim = int(head_dim * rope.partial)
-    frequencies = rope.theta ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
+    frequencies = 1.0 / rope.theta ** (torch.arange(0, dim, 2).float() / dim)  # as engines round
     scaling: dict[str, Any] = dict(rope.scaling)
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind == "linear":
@@ -34,7 +34,7 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
             f"rope scaling: expected default, linear or llama3, found {kind!r}; "
             "this drafter's positions cannot be computed here yet"
         )
-    return frequencies.float()
+    return frequencies
 
 
 def _llama3(frequencies: torch.Tensor, scaling: dict[str, Any]) -> torch.Tensor:
