@@ -18,7 +18,6 @@ changes none of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,18 +25,18 @@ import torch
 STATISTICS = ("diaglog", "aniso", "align", "top16")
 _TOP = 16
 _DRAWS = 24
-_TINY = 1e-300
+_SMALL, _TINY = 1e-20, 1e-300  # floors of float32 and float64 values
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A block of ``fc`` in the forms that the statistics read; float64.
+    """A block of ``fc`` in the forms that the statistics read.
 
     Attributes:
-        weight: W [rows, H].
-        gram: A / tr A [H, H].
-        log: M / |M| [H, H].
-        top: U_16 [H, 16].
+        weight: W [rows, H], float32.
+        gram: A / tr A [H, H], float64.
+        log: M / |M| [H, H], float32.
+        top: U_16 [H, 16], float64.
     """
 
     weight: torch.Tensor
@@ -53,40 +52,49 @@ def block_of(weight: torch.Tensor) -> Block:
     smallest eigenvalues of a square random block, which say nothing, would rule the logarithm.
     """
     weight = weight.double()
+    weight = weight / weight.norm().clamp(min=_TINY)
     gram = weight.T @ weight
-    gram = gram / gram.diagonal().sum().clamp(min=_TINY)
     w, u = torch.linalg.eigh(gram)
     floor = 0.1 * w[-min(weight.shape) :].median().clamp(min=_TINY)
     log = (w.clamp(min=0) + floor).log()
     log = log - log.mean()
     log = log / log.norm().clamp(min=_TINY)
-    return Block(weight, gram, (u * log) @ u.T, u[:, -_TOP:])
+    return Block(weight.float(), gram, ((u * log) @ u.T).float(), u[:, -_TOP:])
 
 
-def moment(h: torch.Tensor) -> torch.Tensor:
-    """S [H, H] of states [N, H], with trace 1."""
-    z = h.float()
-    z = z / z.square().mean(0).sqrt().clamp(min=1e-20)
-    z = z / z.norm(dim=1, keepdim=True).clamp(min=1e-20)
-    return (z.T @ z).double() / len(z)
+@dataclass(frozen=True, slots=True)
+class Directions:
+    """A state's second moment S [H, H], float64 of trace 1, and its eigenproblem.
 
-
-def imprint(blocks: Sequence[Block], s: torch.Tensor, with_basis: bool) -> torch.Tensor:
-    """The statistics of several blocks against one state, [blocks, 4] in STATISTICS' order.
-
-    ``diaglog`` and ``aniso`` are NaN without V; ``with_basis`` says that S has full rank.
+    Attributes:
+        moment: S.
+        spectrum: s [H], ascending.
+        basis: V [H, H], float32; None where the sample does not give S full rank.
     """
-    v = torch.linalg.eigh(s)[1] if with_basis else None
-    return torch.stack([_statistics(block, s, v) for block in blocks])
+
+    moment: torch.Tensor
+    spectrum: torch.Tensor
+    basis: torch.Tensor | None
 
 
-def _statistics(block: Block, s: torch.Tensor, v: torch.Tensor | None) -> torch.Tensor:
-    align = len(s) * (block.gram * s).sum()
-    top16 = ((s @ block.top) * block.top).sum()
-    diaglog = aniso = torch.full((), torch.nan, dtype=torch.float64)
-    if v is not None:
-        diaglog = ((block.log @ v) * v).sum(0).square().sum()
-        aniso = _sd_of_log((block.weight @ v).square().sum(0))
+def directions_of(h: torch.Tensor, with_basis: bool) -> Directions:
+    """The directions of states [N, H]; ``with_basis`` says that N suffices for V."""
+    z = h.float()
+    z = z / z.square().mean(0).sqrt().clamp(min=_SMALL)
+    z = z / z.norm(dim=1, keepdim=True).clamp(min=_SMALL)
+    moment = (z.T @ z).double() / len(z)
+    spectrum, v = torch.linalg.eigh(moment)
+    return Directions(moment, spectrum.clamp(min=0), v.float() if with_basis else None)
+
+
+def imprint(block: Block, state: Directions) -> torch.Tensor:
+    """The statistics in STATISTICS' order, float64 [4]; the first two NaN without V."""
+    align = len(state.moment) * (block.gram * state.moment).sum()
+    top16 = ((state.moment @ block.top) * block.top).sum()
+    diaglog = aniso = align * torch.nan
+    if (v := state.basis) is not None:
+        diaglog = ((block.log @ v) * v).sum(0).double().square().sum()
+        aniso = _sd_of_log((block.weight @ v).double().square().sum(0))
     return torch.stack([diaglog, aniso, align, top16])
 
 
@@ -108,11 +116,10 @@ class Null:
     energy: torch.Tensor
     top: torch.Tensor
 
-    def values(self, s: torch.Tensor) -> torch.Tensor:
+    def values(self, state: Directions) -> torch.Tensor:
         """The statistics of the draws against a state, [draws, 4]."""
-        spectrum = torch.linalg.eigvalsh(s).clamp(min=0)
-        align = len(s) * self.energy @ spectrum
-        top16 = self.top @ spectrum
+        align = len(state.spectrum) * self.energy @ state.spectrum
+        top16 = self.top @ state.spectrum
         return torch.stack([self.diaglog, _sd_of_log(self.energy), align, top16], dim=-1)
 
 
@@ -123,7 +130,7 @@ def draw_null(rows: int, hidden: int, generator: torch.Generator) -> Null:
         for _ in range(_DRAWS)
     ]
     return Null(
-        torch.stack([block.log.diagonal().square().sum() for block in blocks]),
+        torch.stack([block.log.diagonal().double().square().sum() for block in blocks]),
         torch.stack([block.gram.diagonal() for block in blocks]),
         torch.stack([block.top.square().sum(1) for block in blocks]),
     )

@@ -1,7 +1,7 @@
 """The second witness: which boundary each slot was trained on, from fc's weights and states alone.
 
 Uses no labels and runs no drafter; says 'undetermined' wherever a random block, or another half of
-the sample, could have said the same. Knows no wiring and no other witness: what they make of each
+the sample, could have said otherwise. Knows no wiring and no other witness: what they make of each
 other is for the diagnosis.
 """
 
@@ -9,26 +9,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import log
 from typing import Literal
 
 import torch
 
-from draftprobe.diagnose.imprint import STATISTICS, Block, block_of, draw_null, imprint, moment
+from draftprobe.diagnose.imprint import STATISTICS, block_of, directions_of, draw_null, imprint
 from draftprobe.drafter.checkpoint import read_tensor
 from draftprobe.drafter.wiring import Tap, tap_name, taps_name
 from draftprobe.errors import InputError
 from draftprobe.states.record import States
 
 DECISIVE = ("diaglog", "aniso")
+"""The statistics that decide; ``align`` and ``top16`` turn round as training converges."""
 EXCEEDS = 6.0
-"""Standard deviations of the null that a slot's best boundary must stand above the null."""
+"""Standard deviations that a slot's best boundary must stand above random blocks."""
 WIDEST = 4
 """A statistic that leaves more boundaries than this in a slot is silent there."""
 
+CLOSE = 0.9
+"""A boundary that stands this share of the best one's distance above the null is not told apart."""
+
 _SKIPPED = 4  # first tokens of a sequence: attention sinks with massive activations
-_GROUPS = 8  # of sequences; half of them make a resample
+_FEWEST = 8  # sequences that may be split into halves
 _SPLITS = 4  # each into two halves
-_FINALISTS = 6  # boundaries per slot and statistic that the resamples compare
+_FINALISTS = 4  # boundaries that the halves compare, per slot and statistic
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +42,10 @@ class Reading:
 
     Attributes:
         statistic: its name.
-        values: None where the sample is too small for it.
+        values: None where the sample has fewer tokens than H and the statistic needs them.
         null_mean: of random blocks; null_sd: their spread.
-        votes: resamples in which each boundary is the best.
+        votes: halves of the sample on which each boundary is the best; all zero where no half was
+            asked, as the statistic is silent anyway.
         named: boundaries it cannot tell apart, best first; empty where it is silent.
         silent: why it names none; None where it does.
     """
@@ -53,21 +59,28 @@ class Reading:
     silent: str | None
 
     @property
+    def order(self) -> tuple[int, ...]:
+        """Indices of the boundaries, best first."""
+        if self.values is None:
+            return tuple(range(len(self.votes)))
+        away = [self.away(i, value) for i, value in enumerate(self.values)]
+        return tuple(sorted(range(len(away)), key=lambda i: -away[i]))
+
+    @property
     def excess(self) -> float:
-        """The best boundary's distance from the null, in the null's standard deviations."""
+        """How far the best boundary stands from random blocks, in their standard deviations."""
         if self.values is None:
             return 0.0
         best = self.order[0]
-        away = (self.values[best] - self.null_mean[best]) / self.null_sd[best]
-        return away if self.statistic in DECISIVE else abs(away)
+        sd = max(self.null_sd[best], 1e-12)
+        distance = (self.values[best] - self.null_mean[best]) / sd
+        return distance if self.statistic in DECISIVE else abs(distance)
 
-    @property
-    def order(self) -> tuple[int, ...]:
-        """Indices of the boundaries, best first: ``align`` and ``top16`` by distance either way."""
-        if self.values is None:
-            return tuple(range(len(self.votes)))
-        ranked = _strength(self.statistic, torch.tensor(self.values), self.null_mean[0])
-        return tuple(ranked.argsort(descending=True, stable=True).tolist())
+    def away(self, boundary: int, value: float) -> float:
+        """What ranks a value: itself, or its distance from the null both ways in what supports."""
+        if self.statistic in DECISIVE:
+            return value
+        return abs(log(max(value, 1e-300) / self.null_mean[boundary]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +109,7 @@ class Witness:
     Attributes:
         boundaries: the candidates.
         slots: in slot order.
-        tokens: states sampled; sequences: texts they come from; resamples: halves compared.
+        tokens: states sampled; sequences: texts they come from; halves: resamples of them.
         hidden: H.
     """
 
@@ -104,7 +117,7 @@ class Witness:
     slots: tuple[SlotWitness, ...]
     tokens: int
     sequences: int
-    resamples: int
+    halves: int
     hidden: int
 
     def shortlist(self, slot: int, k: int) -> tuple[Tap, ...]:
@@ -145,7 +158,7 @@ class Sample:
 def sample_states(
     states: States, tokens: int | None = None, boundaries: Iterable[Tap] | None = None
 ) -> Sample:
-    """About ``tokens`` tokens (8 H if None), spread evenly over sequences and within them.
+    """At most ``tokens`` tokens (8 H if None), spread evenly over sequences and within them.
 
     Raises:
         InputError: a boundary is not recorded; when read: a state is NaN or infinite.
@@ -167,7 +180,7 @@ def sample_states(
 
 
 def _spread(lengths: Sequence[int], tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of the file and the sequence of each: all that fit, or one quota for every sequence."""
+    """Rows of the file and the sequence of each: one quota for every sequence, or all it has."""
     sizes = [max(0, n - 1 - _SKIPPED) for n in lengths]
     quota = max(sizes)
     while quota > 1 and sum(min(size, quota) for size in sizes) > tokens:
@@ -183,23 +196,20 @@ def _spread(lengths: Sequence[int], tokens: int) -> tuple[torch.Tensor, torch.Te
     return torch.tensor(rows, dtype=torch.long), torch.tensor(sequence, dtype=torch.long)
 
 
-def testify(fc: torch.Tensor, sample: Sample, seed: int = 0) -> Witness:
+def testify(fc: torch.Tensor, sample: Sample, seed: int) -> Witness:
     """Question fc's weights about every slot.
 
     Args:
         fc: [H of the drafter, slots * H of the target].
-        sample: states of the target; see :func:`sample_states`. With fewer than 2 H tokens no slot
-            is decided.
-        seed: of resamples and random blocks.
+        sample: states of the target; see :func:`sample_states`. A slot is decided only where each
+            half of the sequences holds H tokens or more.
+        seed: of the halves and the random blocks.
 
     Raises:
         InputError: fc does not fit the states, or the sample is empty.
     """
-    count, sequences = len(sample.sequence), len(sample.sequence.unique())
-    if not count:
-        raise InputError(
-            f"states: expected sequences of more than {_SKIPPED + 1} tokens, found none"
-        )
+    if not len(sample.sequence):
+        raise InputError(f"states: expected sequences of over {_SKIPPED + 1} tokens, found none")
     hidden = sample.read(sample.boundaries[0]).shape[1]
     if fc.dim() != 2 or fc.shape[1] % hidden:
         raise InputError(
@@ -207,149 +217,164 @@ def testify(fc: torch.Tensor, sample: Sample, seed: int = 0) -> Witness:
             f"found {tuple(fc.shape)}; are the states of another target?"
         )
     generator = torch.Generator().manual_seed(seed)
-    blocks = [block_of(block) for block in fc.split(hidden, dim=1)]
-    null = draw_null(fc.shape[0], hidden, generator)
+    weights = fc.split(hidden, dim=1)
     halves = _halves(sample.sequence, fc.shape[0], generator)
-    few = _too_few(count, sequences, halves, hidden)
-    values, nulls = [], []  # by boundary
-    for tap in sample.boundaries:
-        s = moment(sample.read(tap))
-        values.append(imprint(blocks, s, with_basis=few is None))
-        nulls.append(null.values(s))
-    table, random = torch.stack(values, -1), torch.stack(nulls, -1)  # [slots, 4, C], [draws, 4, C]
-    votes = _votes(sample, blocks, halves, table, with_basis=few is None)
+    few = _too_few(sample.sequence, halves, hidden)
+    table = _measure(weights, sample, hidden, generator)
+    votes = _votes(weights, sample, halves, table, with_basis=few is None)
     slots = tuple(
-        _slot(slot, sample.boundaries, table[slot], random, votes[slot], few)
-        for slot in range(len(blocks))
+        _decide(
+            slot, tuple(_conclude(r, v, sample.boundaries, few) for r, v in zip(*rows, strict=True))
+        )
+        for slot, rows in enumerate(zip(table, votes, strict=True))
     )
-    return Witness(sample.boundaries, slots, count, sequences, len(halves), hidden)
+    sequences = len(sample.sequence.unique())
+    return Witness(sample.boundaries, slots, len(sample.sequence), sequences, len(halves), hidden)
 
 
 @dataclass(frozen=True, slots=True)
 class _Half:
-    """A resample: half of the sequences' tokens, and half of fc's rows."""
+    """A resample: the tokens of half of the sequences, and half of fc's rows.
+
+    The rows learn side by side from starts of their own, so halves of them show the weights' noise
+    as halves of the sequences show the states'.
+    """
 
     tokens: torch.Tensor
     rows: torch.Tensor
 
 
 def _halves(sequence: torch.Tensor, rows: int, generator: torch.Generator) -> list[_Half]:
-    """Random halves and their complements; none where there are fewer sequences than groups."""
+    """Random halves with their complements; none where there are too few sequences to split."""
     _, index = sequence.unique(return_inverse=True)
     count = int(index.max()) + 1
-    if count < _GROUPS:
+    if count < _FEWEST:
         return []
     halves = []
     for _ in range(_SPLITS):
-        side = torch.randperm(count, generator=generator) % 2 == 0
+        left = (torch.randperm(count, generator=generator) % 2 == 0)[index]
         order = torch.randperm(rows, generator=generator)
-        halves.append(_Half(side[index], order[: rows // 2]))
-        halves.append(_Half(~side[index], order[rows // 2 :]))
+        halves.append(_Half(left, order[: rows // 2]))
+        halves.append(_Half(~left, order[rows // 2 :]))
     return halves
 
 
-def _too_few(count: int, sequences: int, halves: Sequence[_Half], hidden: int) -> str | None:
-    """Why ``diaglog`` and ``aniso`` cannot be had, None where they can."""
+def _too_few(sequence: torch.Tensor, halves: Sequence[_Half], hidden: int) -> str | None:
+    """Why no half has principal directions; None where all have."""
     if not halves:
-        return f"{sequences} sequences, fewer than the {_GROUPS} that resamples need"
-    if count < hidden:
-        return f"{count} tokens, fewer than the hidden size {hidden}"
+        found = len(sequence.unique())
+        return f"{found} sequences, fewer than the {_FEWEST} that can be split into halves"
     smallest = min(int(half.tokens.sum()) for half in halves)
     if smallest < hidden:
-        return f"half of the sequences hold {smallest} tokens, fewer than the hidden size {hidden}"
+        return (
+            f"{len(sequence)} tokens, of which half of the sequences hold as few as {smallest}, "
+            f"fewer than the hidden size {hidden}"
+        )
     return None
 
 
-def _strength(statistic: str, values: torch.Tensor, unrelated: float) -> torch.Tensor:
-    """What boundaries are ranked by: the value, or its distance from the null in either direction."""
-    if statistic in DECISIVE:
-        return values
-    return (values.clamp(min=1e-300) / unrelated).log().abs()
-
-
-def _strengths(table: torch.Tensor, hidden: int) -> torch.Tensor:
-    """:func:`_strength` of a table [slots, 4, C]; random blocks give align 1 and top16 16 / H."""
-    unrelated = {"align": 1.0, "top16": min(16, hidden) / hidden}
-    columns = [
-        _strength(name, table[:, i], unrelated.get(name, 0.0)) for i, name in enumerate(STATISTICS)
+def _measure(
+    weights: Sequence[torch.Tensor], sample: Sample, hidden: int, generator: torch.Generator
+) -> list[list[Reading]]:
+    """All four statistics of every slot on the whole sample: readings that name nothing yet."""
+    blocks = [block_of(weight) for weight in weights]
+    null = draw_null(len(weights[0]), hidden, generator)
+    columns, random = [], []
+    for tap in sample.boundaries:
+        state = directions_of(sample.read(tap), with_basis=len(sample.sequence) >= hidden)
+        columns.append(torch.stack([imprint(block, state) for block in blocks]))
+        random.append(null.values(state))
+    values = torch.stack(columns, -1)  # [slots, 4, C]
+    sd, mean = torch.std_mean(torch.stack(random, -1), dim=0)  # [4, C]
+    return [
+        [
+            Reading(
+                statistic=name,
+                values=None if slot[i].isnan().any() else tuple(slot[i].tolist()),
+                null_mean=tuple(mean[i].tolist()),
+                null_sd=tuple(sd[i].tolist()),
+                votes=(0,) * len(sample.boundaries),
+                named=(),
+                silent=None,
+            )
+            for i, name in enumerate(STATISTICS)
+        ]
+        for slot in values
     ]
-    return torch.stack(columns, 1)
 
 
 def _votes(
+    weights: Sequence[torch.Tensor],
     sample: Sample,
-    blocks: Sequence[Block],
     halves: Sequence[_Half],
-    table: torch.Tensor,
+    table: Sequence[Sequence[Reading]],
     with_basis: bool,
-) -> torch.Tensor:
-    """Resamples won, int64 like ``table``; only boundaries near the top somewhere take part."""
-    hidden = blocks[0].weight.shape[1]
-    strengths = _strengths(table, hidden)
-    top = strengths.nan_to_num(-1).topk(min(_FINALISTS, table.shape[-1]), -1).indices
-    finalists = (top if with_basis else top[:, len(DECISIVE) :]).unique()
-    votes = torch.zeros_like(table, dtype=torch.long)
-    for half in halves:
-        rows = [block_of(block.weight[half.rows]) for block in blocks]
-        taps = [sample.boundaries[i] for i in finalists.tolist()]
-        states = (sample.read(tap)[half.tokens] for tap in taps)
-        values = torch.stack([imprint(rows, moment(h), with_basis) for h in states], -1)
-        best = finalists[_strengths(values, hidden).argmax(-1, keepdim=True)]
-        votes.scatter_add_(-1, best, torch.ones_like(best))
+) -> list[list[list[int]]]:
+    """Which boundary is the best on each half, among the best few on the whole sample.
+
+    Asked only of statistics that exceed their null; counts by slot, statistic and boundary.
+    """
+    votes = [[[0] * len(sample.boundaries) for _ in STATISTICS] for _ in weights]
+    asked = {
+        (slot, i): reading.order[:_FINALISTS]
+        for slot, readings in enumerate(table)
+        for i, reading in enumerate(readings)
+        if reading.excess >= EXCEEDS and (with_basis or reading.statistic not in DECISIVE)
+    }
+    finalists = sorted({index for some in asked.values() for index in some})
+    for half in halves if asked else ():
+        blocks = [block_of(weight[half.rows]) for weight in weights]
+        values = {}
+        for index in finalists:
+            h = sample.read(sample.boundaries[index])[half.tokens]
+            state = directions_of(h, with_basis)
+            values[index] = [imprint(block, state).tolist() for block in blocks]
+        for (slot, i), some in asked.items():
+            strength = {k: table[slot][i].away(k, values[k][slot][i]) for k in some}
+            votes[slot][i][max(some, key=lambda k: strength[k])] += 1
     return votes
 
 
-def _slot(
-    slot: int,
-    boundaries: tuple[Tap, ...],
-    values: torch.Tensor,
-    null: torch.Tensor,
-    votes: torch.Tensor,
-    few: str | None,
-) -> SlotWitness:
-    mean, sd = null.mean(0), null.std(0)
-    readings = tuple(
-        _reading(name, boundaries, values[i], mean[i], sd[i], votes[i], few)
-        for i, name in enumerate(STATISTICS)
-    )
-    return _decide(slot, readings)
-
-
-def _reading(
-    name: str,
-    boundaries: tuple[Tap, ...],
-    values: torch.Tensor,
-    mean: torch.Tensor,
-    sd: torch.Tensor,
-    votes: torch.Tensor,
-    few: str | None,
+def _conclude(
+    reading: Reading, votes: Sequence[int], boundaries: tuple[Tap, ...], few: str | None
 ) -> Reading:
-    """One statistic's testimony: names what wins a resample, where it stands out of the null."""
-    seen = None if values.isnan().any() else tuple(values.tolist())
-    bare = Reading(
-        name, seen, tuple(mean.tolist()), tuple(sd.tolist()), tuple(votes.tolist()), (), None
-    )
-    if few is not None and (seen is None or not votes.any()):
-        return replace(bare, silent=few)
-    if bare.excess < EXCEEDS:
-        best = tap_name(boundaries[bare.order[0]])
-        why = f"{best} stands {bare.excess:.1f} sd from random blocks, less than {EXCEEDS:g}"
-        return replace(bare, silent=why)
-    won = [i for i in bare.order if votes[i] or i == bare.order[0]]
-    named = tuple(boundaries[i] for i in sorted(won, key=lambda i: -int(votes[i])))
+    """One statistic's testimony."""
+    reading = replace(reading, votes=tuple(votes))
+    if reading.values is None or (few is not None and not any(votes)):
+        return replace(reading, silent=few)
+    if reading.excess < EXCEEDS:
+        best = tap_name(boundaries[reading.order[0]])
+        why = f"{best} stands {reading.excess:.1f} sd from random blocks, less than {EXCEEDS:g}"
+        return replace(reading, silent=why)
+    named: tuple[Tap, ...] = tuple(boundaries[i] for i in _rivals(reading, votes))
     if len(named) > WIDEST:
-        return replace(bare, silent=f"resamples disagree: {taps_name(named)}")
-    return replace(bare, named=named)
+        return replace(reading, silent=f"halves of the sample disagree: {taps_name(named)}")
+    return replace(reading, named=named)
+
+
+def _rivals(reading: Reading, votes: Sequence[int]) -> list[int]:
+    """The best boundary, whatever wins a half, and whatever is close to the best; best first."""
+    if reading.values is None:
+        return []
+    above = [reading.away(i, v) for i, v in enumerate(reading.values)]
+    if reading.statistic in DECISIVE:
+        above = [v - mean for v, mean in zip(above, reading.null_mean, strict=True)]
+    best = reading.order[0]
+    rivals = [i for i in reading.order if votes[i] or above[i] >= CLOSE * above[best]]
+    return sorted(rivals, key=lambda i: -votes[i])
 
 
 def _decide(slot: int, readings: tuple[Reading, ...]) -> SlotWitness:
     """What both decisive statistics allow, or what one says where the other is silent."""
-    heard = [r for r in readings if r.statistic in DECISIVE and r.silent is None]
+    decisive = [reading for reading in readings if reading.statistic in DECISIVE]
+    heard = [reading for reading in decisive if reading.silent is None]
     if not heard:
-        reasons = [f"{r.statistic}: {r.silent}" for r in readings if r.statistic in DECISIVE]
-        return SlotWitness(slot, "undetermined", (), "; ".join(reasons), readings)
-    named = tuple(tap for tap in heard[0].named if all(tap in r.named for r in heard))
+        why = "; ".join(f"{reading.statistic}: {reading.silent}" for reading in decisive)
+        return SlotWitness(slot, "undetermined", (), why, readings)
+    named: tuple[Tap, ...] = heard[0].named
+    for other in heard[1:]:
+        named = tuple(tap for tap in named if tap in other.named)
     if not named:
-        names = "; ".join(f"{r.statistic} names {taps_name(r.named)}" for r in heard)
-        return SlotWitness(slot, "undetermined", (), f"they disagree: {names}", readings)
+        why = "; ".join(f"{r.statistic} names {taps_name(r.named)}" for r in heard)
+        return SlotWitness(slot, "undetermined", (), why, readings)
     return SlotWitness(slot, "decided" if len(named) == 1 else "set", named, None, readings)
