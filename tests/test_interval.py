@@ -19,7 +19,7 @@ T_1 = 12.706205
 
 def test_equal_clusters_of_independent_tokens_give_the_textbook_wilson_interval():
     """Ten clusters whose spread is just binomial or less: deff is 1, t replaces z."""
-    hits, counts = [3, 3, 3, 3, 3, 3, 3, 3, 3, 3], [10] * 10
+    hits, counts = [2, 4, 3, 3, 3, 3, 3, 3, 3, 3], [10] * 10
     found = proportion(hits, counts)
     n, p, z = 100, 0.3, T_9
     middle = (p + z * z / (2 * n)) / (1 + z * z / n)
