@@ -1,19 +1,25 @@
 """Decode: speculative text is the plain text, whatever is drafted, and the books are right."""
 
+import json
+import sys
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 from transformers import (
     GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    PreTrainedTokenizerFast,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
 
+from draftprobe import cli
 from draftprobe.drafter.model import Drafter, Shape, unroll
 from draftprobe.drafter.vocabulary import draft_labels
 from draftprobe.drafter.wiring import Rope, eagle3
@@ -324,3 +330,93 @@ def test_positions_and_repeats(target, drafter):
     assert [text.runs for text in a.repeats[0]] == [text.runs for text in a.repeats[1]]
     assert [text.runs for text in a.texts] == [text.runs for text in b.texts]
     assert len(a.speeds) == len(compared.plain.speeds) == 2
+
+
+# The command
+
+
+@pytest.fixture(scope="module")
+def folders(target, drafter, tmp_path_factory) -> Path:
+    """A target folder with a tokenizer, a drafter folder, and prompts."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    root = tmp_path_factory.mktemp("decode")
+    target.model.save_pretrained(root / "target")
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0")
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    tokenizer.save_pretrained(root / "target")
+    (root / "drafter").mkdir()
+    save_file(drafter.state_dict(), root / "drafter" / "model.safetensors")
+    config = {"hidden_size": HIDDEN, "num_attention_heads": 4, "vocab_size": VOCABULARY,
+              "rope_theta": 10000.0, "rms_norm_eps": 1e-6}  # fmt: skip
+    (root / "drafter" / "config.json").write_text(json.dumps(config))
+    texts = [" ".join(f"w{token}" for token in prompt) for prompt in known_prompts()]
+    (root / "prompts.txt").write_text("\n".join(texts))
+    (root / "empty.txt").write_text("\n")
+    return root
+
+
+def run(monkeypatch, capsys, folders: Path, *options: str) -> tuple[int, str, str]:
+    arguments = [folders / "target", folders / "drafter", "--max-new", "20", *options]
+    monkeypatch.setattr(sys, "argv", ["draftprobe", "decode", *map(str, arguments)])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    out, err = capsys.readouterr()
+    return int(end.value.code or 0), out, err
+
+
+def test_command(monkeypatch, capsys, folders, target, drafter):
+    options = ("--prompts", str(folders / "prompts.txt"), "--taps", "0,2,3", "--steps", "3")
+    code, out, _ = run(monkeypatch, capsys, folders, *options, "--json")
+    found = json.loads(out)
+    wanted = compare(target, known_prompts(), {"drafter": drafter}, 3, 20)
+    told = {key: value for key, value in found["speculative"].items() if key != "tokens_per_s"}
+    figures = wanted.drafted["drafter"].figures()
+    assert told == {key: figures[key] for key in told}
+    assert (code, found["same_text"], found["n"], found["partings"]) == (0, 16, 16, [])
+    assert found["plain"]["acceptance_length"] == 1
+    code, out, _ = run(monkeypatch, capsys, folders, *options)
+    assert code == 0
+    assert "taps h[0], h[2], h[3]; 3 drafts per pass" in out
+    assert "same text          16/16" in out
+    assert f"acceptance length  {figures['acceptance_length']:.3f}" in out
+    assert f"accepted           {figures['accepted']} of {figures['drafted']} drafts" in out
+    assert "one run, no benchmark" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--prompts", "empty.txt", "--taps", "0,2,3"], "empty file"),
+        (["--prompts", "none.txt", "--taps", "0,2,3"], "cannot be read"),
+        (["--prompts", "prompts.txt"], "does not carry its wiring; give --taps"),
+        (["--prompts", "prompts.txt", "--taps", "0,2,9"], "h[9] does not exist"),
+        (["--prompts", "prompts.txt", "--taps", "0,2"], "hidden size"),
+        (["--prompts", "prompts.txt", "--taps", "0,2,x"], "expected boundaries"),
+        (["--prompts", "prompts.txt", "--taps", "0,2,3", "--dtype", "int4"], "--dtype"),
+        (["--prompts", "prompts.txt", "--taps", "0,2,3", "--limit", "3"], "more than the limit"),
+    ],
+)
+def test_command_with_bad_input(monkeypatch, capsys, folders, options, message):
+    options[1] = str(folders / options[1])
+    code, out, err = run(monkeypatch, capsys, folders, *options)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_command_with_another_target(monkeypatch, capsys, folders, tmp_path):
+    config = json.loads((folders / "drafter" / "config.json").read_text())
+    other = tmp_path / "drafter"
+    other.mkdir()
+    (other / "config.json").write_text(json.dumps(config | {"vocab_size": VOCABULARY + 8}))
+    (other / "model.safetensors").symlink_to(folders / "drafter" / "model.safetensors")
+    arguments = [folders / "target", other, "--prompts", folders / "prompts.txt", "--taps", "0,2,3"]
+    monkeypatch.setattr(sys, "argv", ["draftprobe", "decode", *map(str, arguments)])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 2
+    assert "is it this drafter's target?" in capsys.readouterr().err
