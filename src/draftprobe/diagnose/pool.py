@@ -110,7 +110,7 @@ class Pool:
         if not self.candidates:
             raise InputError(f"{states.path}: expected at least one candidate boundary, found none")
         for tap in self.candidates:
-            check_fit(rewired(drafter, [tap] * self.slots), states)
+            check_fit(rewired(drafter, (tap,) * self.slots), states)
         self._choices = {tap: place for place, tap in enumerate((*self.candidates, None))}
         labels = draft_labels(drafter.target_ids(), drafter.shape.vocabulary)
         windows = self._fitting(_windows(drafter, states, labels, limits), states, limits)
@@ -118,7 +118,7 @@ class Pool:
         self._allocate(windows)
         done = 0
         for number, window in enumerate(windows):
-            self._fill(done, self._starts[number], states, window)
+            self._fill(done, int(self._starts[number]), states, window)
             done += len(window.scored)
             progress(number + 1, len(windows))
         text = states.tokens.split(list(states.lengths))
@@ -152,7 +152,7 @@ class Pool:
         likely, correct = self._scores[filling]
         places = [self._choices[tap] for tap in filling]
         missing = tokens[likely[tokens].isnan()].unique()  # ascending: sequence by sequence
-        for part in missing.split(_ROWS):
+        for part in missing.split(_ROWS) if len(missing) else ():
             likely[part], correct[part] = self._run(places, part)
         return likely[tokens], correct[tokens]
 
@@ -211,7 +211,7 @@ class Pool:
         """R: what one norm over the concatenation divides by, inverted; else ones."""
         if self._drafter.wiring.pre_fc_norm != "whole":
             return torch.ones(rows.shape, device=self._device)
-        square = sum(self._squares[place][rows] for place in places) / len(places)
+        square = self._squares[places][:, rows].mean(0)
         return (square + self._drafter.input_norm.epsilon).rsqrt()
 
     def _fitting(self, windows: list[_Window], states: States, limits: Limits) -> list[_Window]:
@@ -228,9 +228,9 @@ class Pool:
         if keep < MIN_SEQUENCES:
             raise InputError(
                 f"{states.path}: {len(self.candidates)} boundaries in {self.slots} slots of "
-                f"{len(windows)} sequences need {needed / 2**30:.1f} GiB for their projections, and "
-                f"{limits.memory / 2**30:.1f} GiB do not hold {MIN_SEQUENCES} sequences; give fewer "
-                "candidates or more memory"
+                f"{len(windows)} sequences need {needed / 2**30:.1f} GiB of projections, and "
+                f"{limits.memory / 2**30:.1f} GiB do not hold {MIN_SEQUENCES} sequences; "
+                "give fewer candidates or more memory"
             )
         return [windows[place] for place in _scattered(len(windows), keep)]
 
