@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from draftprobe.cli import capture, decode, demo, env, replay, train
+from draftprobe.cli import capture, decode, demo, env, replay, selftest, train
 from draftprobe.errors import InputError
 
 __all__ = ["app", "main"]
@@ -44,6 +44,7 @@ def draftprobe(
 # In the order in which the help lists them.
 app.command()(capture.capture)
 app.command()(train.train)
+app.command()(selftest.selftest)
 app.command()(replay.replay)
 app.command()(decode.decode)
 app.command()(demo.demo)

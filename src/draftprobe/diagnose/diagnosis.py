@@ -25,7 +25,10 @@ class Replayed:
 
 
 def judge_known(
-    wanted: Replayed, served: Replayed, not_evaluated: tuple[NotEvaluated, ...], provenance: dict[str, Any]
+    wanted: Replayed,
+    served: Replayed,
+    not_evaluated: tuple[NotEvaluated, ...],
+    provenance: dict[str, Any],
 ) -> Verdict:
     """The verdict where the wanted wiring is given ('as trained'), not searched for.
 
@@ -87,8 +90,8 @@ def _finding(wanted: Replayed, served: Replayed, difference: Paired) -> Finding:
         served=taps_name(served.wiring.taps),
         wanted=taps_name(wanted.wiring.taps),
         evidence=(
-            f"paired on the same {accuracy.n:,} tokens of {accuracy.clusters} sequences: next-token "
-            f"accuracy +{accuracy.value:.3f} ({accuracy.low:.3f} to {accuracy.high:.3f}), "
+            f"paired on the same {accuracy.n:,} tokens of {accuracy.clusters} sequences: "
+            f"next-token accuracy +{accuracy.value:.3f} ({accuracy.low:.3f} to {accuracy.high:.3f}), "
             f"log-likelihood +{likelihood.value:.2f} nats ({likelihood.low:.2f} to "
             f"{likelihood.high:.2f})"
         ),

@@ -448,12 +448,13 @@ def _report(race: _Race, standing: _Standing, seconds: float) -> Search:
             rival(others[0]) if others else None,
         )
 
+    ranking = sorted(map(rival, standing.order[1 : 2 * _RANKED]), key=lambda one: one.cost.value)
     rivals = tuple(rival(taps) for taps in standing.tied)
     slots = tuple(slot(place) for place in range(pool.slots))
     clusters = race.clusters(len(tokens))
     return Search(
         best=best,
-        ranking=tuple(rival(taps) for taps in standing.order[:_RANKED]),
+        ranking=(rival(best), *ranking[: _RANKED - 1]),
         tied=rivals,
         slots=slots,
         log_likelihood=_mean(pool.sequence[tokens], pool.log_likelihood(best, tokens)),

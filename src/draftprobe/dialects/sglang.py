@@ -12,11 +12,11 @@ from draftprobe.dialects.ids import default_taps, layer_ids
 from draftprobe.drafter.wiring import Tap
 from draftprobe.errors import InputError
 
-PLUS_ONE = frozenset(
-    """apertus bailing_moe exaone_moe gemma3_text gemma4_text glm4_moe llama llama4_text
-    longcat_flash minimax_m2 phi3 qwen2 qwen2_5_vl_text qwen2_moe qwen3 qwen3_moe qwen3_next
-    qwen3_vl_text""".split()
-)
+PLUS_ONE = frozenset({
+    "apertus", "bailing_moe", "exaone_moe", "gemma3_text", "gemma4_text", "glm4_moe", "llama",
+    "llama4_text", "longcat_flash", "minimax_m2", "phi3", "qwen2", "qwen2_5_vl_text", "qwen2_moe",
+    "qwen3", "qwen3_moe", "qwen3_next", "qwen3_vl_text",
+})  # fmt: skip
 """Families whose ids mean the output of a layer: id k delivers h[k + 1], -1 the embedding."""
 
 

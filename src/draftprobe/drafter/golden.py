@@ -61,7 +61,9 @@ def make(drafter: Drafter, tokens: torch.Tensor, taps: torch.Tensor, steps: int)
 
 
 @torch.inference_mode()
-def drafts_of(drafter: Drafter, tokens: torch.Tensor, taps: torch.Tensor, steps: int) -> torch.Tensor:
+def drafts_of(
+    drafter: Drafter, tokens: torch.Tensor, taps: torch.Tensor, steps: int
+) -> torch.Tensor:
     """Target ids drafted at every slot by steps 1..k, teacher-forced: int64 [k, n - 1]."""
     ids = drafter.target_ids()
     outputs = unroll(drafter, taps[None], tokens[None], steps)

@@ -290,12 +290,15 @@ def shape_of(checkpoint: Checkpoint, wiring: Wiring) -> Shape:
     gate = checkpoint.info("midlayer.mlp.gate_proj.weight").shape
     if not all(len(shape) == 2 for shape in (fc, head, q, k, gate)):
         raise InputError(f"{checkpoint.folder}: expected two-dimensional weights")
-    heads, vocabulary = integer(config, "num_attention_heads", where), integer(config, "vocab_size", where)
+    heads, vocabulary = (
+        integer(config, "num_attention_heads", where),
+        integer(config, "vocab_size", where),
+    )
     taps = len(wiring.taps)
     if fc[1] % taps:
         raise InputError(
-            f"{checkpoint.folder}: fc reads {fc[1]} channels, which {taps} taps cannot share evenly; "
-            "give as many taps as the drafter has slots"
+            f"{checkpoint.folder}: fc reads {fc[1]} channels, which {taps} taps cannot share "
+            "evenly; give as many taps as the drafter has slots"
         )
     hidden = integer(config, "hidden_size", where)
     head_dim = q[0] // heads

@@ -165,7 +165,9 @@ def from_json(data: dict[str, Any], where: str) -> Wiring:
     names = {field.name for field in fields(Wiring)}
     if not isinstance(data, dict) or set(data) != names:
         odd = sorted(names.symmetric_difference(data)) if isinstance(data, dict) else [type(data)]
-        raise InputError(f"{where}: expected a wiring with the wires {sorted(names)}; differs in {odd}")
+        raise InputError(
+            f"{where}: expected a wiring with the wires {sorted(names)}; differs in {odd}"
+        )
     try:
         rope = data["rope"]
         scaling = tuple(sorted((rope.get("scaling") or {}).items()))

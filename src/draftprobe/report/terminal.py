@@ -39,7 +39,9 @@ def render(verdict: Verdict) -> Iterator[str]:
 
 
 def _replay(summary: Summary) -> Iterator[str]:
-    tops = " / ".join(f"{step.top1.value:.3f}" for step in summary.steps if step.top1.value is not None)
+    tops = " / ".join(
+        f"{step.top1.value:.3f}" for step in summary.steps if step.top1.value is not None
+    )
     yield _line("replay", f"{summary.label}: accuracy of steps 1..{len(summary.steps)} {tops}")
     first = summary.steps[0].top1
     yield _line(

@@ -146,8 +146,7 @@ def _record(
         if left:
             output = _continue(target, ids, seen, plan.greedy)
             done = [
-                _grown(item, output[row, width:].tolist(), target)
-                for row, item in enumerate(batch)
+                _grown(item, output[row, width:].tolist(), target) for row, item in enumerate(batch)
             ]
         else:
             _forward(target, ids, seen)

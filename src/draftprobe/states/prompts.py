@@ -150,6 +150,8 @@ def read_tokens(path: Path, limit: int) -> list[Item]:
                 f"{where}: expected input_ids (integers) and optionally loss_mask (0 or 1, as many)"
             )
         items.append(
-            Item(tuple(ids[:limit]), tuple(bool(m) for m in mask[:limit]), str(data.get("kind", "")))
+            Item(
+                tuple(ids[:limit]), tuple(bool(m) for m in mask[:limit]), str(data.get("kind", ""))
+            )
         )
     return items

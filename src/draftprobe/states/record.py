@@ -95,7 +95,7 @@ class States:
 
     def require(self, taps: Iterable[Tap]) -> None:
         """Raise InputError unless every tap is recorded here."""
-        missing = [tap for tap in taps if tap not in self.boundaries]
+        missing: list[Tap] = [tap for tap in taps if tap not in self.boundaries]
         if missing:
             raise InputError(
                 f"{self.path}: expected states of {taps_name(missing)}, found only "
@@ -165,7 +165,9 @@ def open_states(path: str | Path) -> States:
                 f"found {info.shape}"
             )
         if info.dtype not in ("F32", "F16", "BF16"):
-            raise InputError(f"{path}: {tap_name(tap)} should be a float tensor, found {info.dtype}")
+            raise InputError(
+                f"{path}: {tap_name(tap)} should be a float tensor, found {info.dtype}"
+            )
     if torch.any(tokens < 0) or torch.any(tokens >= provenance.vocab_size):
         raise InputError(
             f"{path}: token ids should lie in 0..{provenance.vocab_size - 1}, found "

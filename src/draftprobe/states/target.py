@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,12 @@ if TYPE_CHECKING:
 
 EMBEDDING_NAMES = (".embed_tokens.weight", ".wte.weight", ".word_embeddings.weight")
 HEAD_NAMES = (".lm_head.weight", ".embed_out.weight")
-FINAL_NORM_NAMES = (".model.norm.weight", ".language_model.norm.weight", ".ln_f.weight", ".final_layernorm.weight")
+FINAL_NORM_NAMES = (
+    ".model.norm.weight",
+    ".language_model.norm.weight",
+    ".ln_f.weight",
+    ".final_layernorm.weight",
+)
 OTHER_TOWERS = ("vision", "visual", "audio", "projector")
 TOKENIZER_FILES = ("*token*", "vocab*", "*piece*", "tekken*")
 
@@ -99,25 +105,26 @@ def load_target(
     )
 
     folder = Path(name)
-    if folder.exists() or str(name).startswith((".", "/", "~")):
-        if not (folder / "config.json").is_file():
-            raise InputError(
-                f"{folder}: expected a transformers folder with config.json, found none; "
-                "check the path"
-            )
+    local = folder.exists() or str(name).startswith((".", "/", "~"))
+    if local and not (folder / "config.json").is_file():
+        raise InputError(
+            f"{folder}: expected a transformers folder with config.json, found none; check the path"
+        )
     common = {"trust_remote_code": trust_remote_code}
     try:
         with quiet():
             config = AutoConfig.from_pretrained(str(name), **common)
             causal = type(config) in AutoModelForCausalLM._model_mapping
-            auto = (
+            auto: Any = (
                 AutoModelForCausalLM if causal or trust_remote_code else AutoModelForImageTextToText
             )
             model, loading = auto.from_pretrained(
                 str(name), dtype=dtype, output_loading_info=True, **common
             )
     except Exception as error:  # transformers raises many kinds; each is told, none is hidden
-        raise InputError(f"{name}: cannot be loaded as a causal model: {_first_line(error)}") from error
+        raise InputError(
+            f"{name}: cannot be loaded as a causal model: {_first_line(error)}"
+        ) from error
     missing = sorted(loading["missing_keys"])
     if missing:  # transformers fills them with random numbers
         raise InputError(
@@ -194,19 +201,19 @@ class Recorder:
         for tap in dict.fromkeys(self.taps):
             self.passes[tap] = []
             if tap == "N":
-                handle = norm.register_forward_hook(
-                    lambda _m, _a, output, tap=tap: self._keep(tap, output)
-                )
+                handle = norm.register_forward_hook(self._leaving)
             else:
                 module = layers[tap] if tap < len(layers) else norm
-                handle = module.register_forward_pre_hook(
-                    lambda _m, args, kwargs, tap=tap: self._keep(
-                        tap, args[0] if args else kwargs["hidden_states"]
-                    ),
-                    with_kwargs=True,
-                )
+                entering = partial(self._entering, tap)
+                handle = module.register_forward_pre_hook(entering, with_kwargs=True)
             self._handles.append(handle)
         return self
+
+    def _leaving(self, _module: nn.Module, _args: Any, output: torch.Tensor) -> None:
+        self._keep("N", output)
+
+    def _entering(self, tap: Tap, _module: nn.Module, args: Any, kwargs: Any) -> None:
+        self._keep(tap, args[0] if args else kwargs["hidden_states"])
 
     def __exit__(self, *_: object) -> None:
         for handle in self._handles:
@@ -219,12 +226,16 @@ class Recorder:
                 f"boundary {tap}: expected a residual stream [batch, tokens, H], found shape "
                 f"{tuple(state.shape)}; this model class is not supported for capture"
             )
-        kept = state.detach().to(device=self.storage or state.device, dtype=self.dtype or state.dtype)
+        kept = state.detach().to(
+            device=self.storage or state.device, dtype=self.dtype or state.dtype
+        )
         self.passes[tap].append(kept.clone() if kept.data_ptr() == state.data_ptr() else kept)
 
     def take(self) -> dict[Tap, torch.Tensor]:
         """All passes joined along tokens, [batch, tokens, H] per boundary; clears the record."""
-        joined = {tap: torch.cat(states, dim=1) for tap, states in self.passes.items()}
+        joined: dict[Tap, torch.Tensor] = {
+            tap: torch.cat(states, dim=1) for tap, states in self.passes.items()
+        }
         for states in self.passes.values():
             states.clear()
         return joined

@@ -63,7 +63,12 @@ class Recipe:
 
 
 def loss_of(
-    drafter: Drafter, batch: Batch, steps: int, decay: float, head: torch.Tensor, labels: torch.Tensor
+    drafter: Drafter,
+    batch: Batch,
+    steps: int,
+    decay: float,
+    head: torch.Tensor,
+    labels: torch.Tensor,
 ) -> torch.Tensor:
     """The training-time test's loss on one batch, a scalar.
 
@@ -153,16 +158,12 @@ def _save(
     os.replace(beside, state)
 
 
-def _resume(
-    state: Path, recipe: Recipe, drafter: Drafter, optimizer: torch.optim.Optimizer
-) -> int:
+def _resume(state: Path, recipe: Recipe, drafter: Drafter, optimizer: torch.optim.Optimizer) -> int:
     if not state.exists():
         return 0
     data: dict[str, Any] = torch.load(state, weights_only=True)
     if data["recipe"] != asdict(recipe):
-        raise InputError(
-            f"{state}: belongs to another recipe; remove it or choose another --out"
-        )
+        raise InputError(f"{state}: belongs to another recipe; remove it or choose another --out")
     drafter.load_state_dict(data["weights"])
     optimizer.load_state_dict(data["optimizer"])
     return data["done"]

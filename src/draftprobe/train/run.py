@@ -26,7 +26,7 @@ from draftprobe.drafter.vocabulary import choose, draft_labels, tables
 from draftprobe.drafter.wiring import Tap, check_taps, eagle3, tap_name
 from draftprobe.errors import InputError
 from draftprobe.states.record import States
-from draftprobe.states.target import final_norm, head_table, embedding_table, text_config
+from draftprobe.states.target import embedding_table, final_norm, head_table, text_config
 from draftprobe.train.corpus import load_corpus
 from draftprobe.train.loop import Recipe, train
 
@@ -125,7 +125,10 @@ def _fresh(
     scales: list[float],
 ) -> Drafter:
     where = target / "config.json"
-    hidden, heads = integer(config, "hidden_size", where), integer(config, "num_attention_heads", where)
+    hidden, heads = (
+        integer(config, "hidden_size", where),
+        integer(config, "num_attention_heads", where),
+    )
     shape = Shape(
         hidden=hidden,
         target_hidden=hidden,
