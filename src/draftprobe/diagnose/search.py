@@ -448,7 +448,9 @@ def _report(race: _Race, standing: _Standing, seconds: float) -> Search:
             rival(others[0]) if others else None,
         )
 
-    ranking = sorted(map(rival, standing.order[1 : 2 * _RANKED]), key=lambda one: one.cost.value)
+    ranking = sorted(
+        map(rival, standing.order[1 : 2 * _RANKED]), key=lambda one: one.cost.value or 0.0
+    )
     rivals = tuple(rival(taps) for taps in standing.tied)
     slots = tuple(slot(place) for place in range(pool.slots))
     clusters = race.clusters(len(tokens))
