@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from draftprobe.demo.prompts import Prompt, prompts
-from draftprobe.diagnose.diagnosis import Replayed, judge_known
+from draftprobe.diagnose.claims import Claims
+from draftprobe.diagnose.diagnosis import diagnose
 from draftprobe.diagnose.verdict import NotEvaluated, Verdict
 from draftprobe.dialects import sglang
 from draftprobe.dialects.ids import KEY
@@ -25,7 +26,6 @@ from draftprobe.drafter import golden
 from draftprobe.drafter.checkpoint import open_checkpoint
 from draftprobe.drafter.model import Drafter, load_drafter
 from draftprobe.measure.decode import Comparison, compare
-from draftprobe.measure.replay import observe
 from draftprobe.states.capture import Item, Plan, capture
 from draftprobe.states.prompts import read_prompts
 from draftprobe.states.record import States, open_states
@@ -138,23 +138,22 @@ def _wired(folder: Path, taps: tuple[Any, ...], target: Path) -> Drafter:
 
 
 def judge(stage: Stage, say: Say) -> Verdict:
-    """The standalone test of both wirings on the same states."""
-    say("replaying both wirings on these states, no server involved")
-    replayed = {
-        name: Replayed(drafter.wiring, observe(drafter, stage.states, STEPS))
-        for name, drafter in stage.drafters.items()
-    }
-    return judge_known(
-        replayed["right"],
-        replayed["wrong"],
-        (
-            NotEvaluated("search", "the wanted wiring is the golden file's, as trained"),
+    """Diagnose what the server feeds, with the drafter's wiring searched for, not told."""
+    verdict, _, _ = diagnose(
+        stage.drafters["right"],
+        stage.states,
+        stage.drafters["wrong"].wiring.taps,
+        Claims(),
+        STEPS,
+        [
             NotEvaluated("compare", "no dump of served states was given"),
             NotEvaluated("cost", "step costs were not measured"),
-        ),
-        {"drafter": DRAFTER.name, "target": Path(stage.target.name).name}
+        ],
+        {"drafter": str(DRAFTER), "target": stage.target.name}
         | {"versions": stage.states.provenance.versions},
+        say,
     )
+    return verdict
 
 
 def prove(stage: Stage, say: Say, progress: Progress) -> Proof:

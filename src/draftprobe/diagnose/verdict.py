@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    from draftprobe.diagnose.slots import SlotEvidence
     from draftprobe.drafter.wiring import Tap
     from draftprobe.measure.interval import Estimate
     from draftprobe.measure.summary import Summary
@@ -77,6 +78,7 @@ class Verdict:
             None where that is not known; tied: per slot, the boundaries that cannot be told apart.
         findings: what is wrong; replays: the figures of each wiring that was replayed.
         not_evaluated: what was not checked.
+        slots: what each witness says of each slot.
         mend: per engine.
         provenance: versions, digests, files, command.
     """
@@ -90,6 +92,7 @@ class Verdict:
     findings: tuple[Finding, ...]
     replays: tuple[Summary, ...]
     not_evaluated: tuple[NotEvaluated, ...]
+    slots: tuple[SlotEvidence, ...] = ()
     mend: tuple[Mend, ...] = ()
     provenance: dict[str, Any] = field(default_factory=dict)
 
@@ -108,6 +111,7 @@ class Verdict:
             "findings": [asdict(finding) for finding in self.findings],
             "replay": [summary.to_json() for summary in self.replays],
             "not_evaluated": [asdict(entry) for entry in self.not_evaluated],
+            "slots": [asdict(slot) | {"tied": list(slot.tied)} for slot in self.slots],
             "mend": [asdict(mend) for mend in self.mend],
             "provenance": self.provenance,
         }

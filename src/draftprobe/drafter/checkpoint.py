@@ -148,8 +148,8 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
 def _weight_files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        names = read_json(index).get("weight_map", {})
-        names = set(names.values()) if isinstance(names, dict) else {None}
+        weight_map = read_json(index).get("weight_map")
+        names = set(weight_map.values()) if isinstance(weight_map, dict) else set[Any]()
         if not names or not all(_plain(name) for name in names):
             raise InputError(f"{index}: weight_map must name files inside {folder} only")
         return [folder / name for name in sorted(names)]

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from draftprobe.diagnose.verdict import Verdict
-from draftprobe.measure.interval import Estimate
-from draftprobe.measure.summary import Summary
+from typing import TYPE_CHECKING
+
+from draftprobe.drafter.wiring import tap_name
+
+if TYPE_CHECKING:
+    from draftprobe.diagnose.slots import SlotEvidence
+    from draftprobe.diagnose.verdict import Verdict
+    from draftprobe.measure.interval import Estimate
+    from draftprobe.measure.summary import Summary
 
 LABEL = 9
+MOST = 4
 
 
 def number(estimate: Estimate, digits: int = 3) -> str:
@@ -29,6 +36,8 @@ def render(verdict: Verdict) -> Iterator[str]:
         yield _line("", finding.evidence)
         if finding.severity is not None:
             yield _line("", f"acceptance length lost: {number(finding.severity)}")
+    for slot in verdict.slots:
+        yield _line(f"slot {slot.slot}", _slot(slot))
     for summary in verdict.replays:
         yield from _replay(summary)
     for mend in verdict.mend:
@@ -36,6 +45,17 @@ def render(verdict: Verdict) -> Iterator[str]:
         yield from (" " * LABEL + line for line in mend.diff.splitlines())
     for entry in verdict.not_evaluated:
         yield _line("not run", f"{entry.what}: {entry.why}")
+
+
+def _slot(slot: SlotEvidence) -> str:
+    if len(slot.replay) > MOST:
+        replayed = f"cannot tell {len(slot.replay)} boundaries apart"
+    else:
+        replayed = " or ".join(map(tap_name, slot.replay))
+    weights = " or ".join(map(tap_name, slot.weights)) or f"silent ({slot.silent})"
+    told = " or ".join(map(tap_name, slot.tied[:MOST])) + (" ..." if slot.tied[MOST:] else "")
+    disagree = "; THEY DISAGREE" if slot.disagree else ""
+    return f"{told}: replay {replayed}; weights {weights}{disagree}"
 
 
 def _replay(summary: Summary) -> Iterator[str]:

@@ -1,0 +1,84 @@
+"""What the user was told and what the server shows: claims, and whether a replay bears them out.
+
+Knows numbers and replays, not wirings. A claim is met, missed, or cannot be judged; never rounded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from draftprobe.errors import InputError
+from draftprobe.measure.interval import Estimate
+from draftprobe.measure.summary import Summary
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """All optional.
+
+    Attributes:
+        accuracy: next-token accuracy that training claims, 0..1.
+        acceptance: served acceptance length, the bonus token counted.
+        rates: served joint acceptance rate per draft position, from which the length follows.
+    """
+
+    accuracy: float | None = None
+    acceptance: float | None = None
+    rates: tuple[float, ...] = ()
+
+
+def parse_claims(accuracy: float | None, acceptance: str | None, steps: int) -> Claims:
+    """Claims as given on a command line.
+
+    ``acceptance`` is a length such as 1.8 (1 to steps + 1), or joint rates such as .36,.02,.01:
+    the length is then 1 plus their sum.
+
+    Raises:
+        InputError: numbers out of range.
+    """
+    if accuracy is not None and not 0 < accuracy <= 1:
+        raise InputError(f"claimed accuracy: expected a share in 0..1, found {accuracy}")
+    if acceptance is None:
+        return Claims(accuracy)
+    try:
+        numbers = [float(part) for part in acceptance.split(",")]
+    except ValueError:
+        raise InputError(
+            f"served acceptance: expected a length such as 1.8 or rates such as .36,.02,.01, "
+            f"found {acceptance!r}"
+        ) from None
+    if len(numbers) == 1 and numbers[0] >= 1:
+        if numbers[0] > steps + 1:
+            raise InputError(
+                f"served acceptance: {numbers[0]:g} tokens per pass are more than {steps} drafts "
+                "and the bonus token allow; give the server's --steps"
+            )
+        return Claims(accuracy, numbers[0])
+    falling = all(a >= b for a, b in zip(numbers, numbers[1:], strict=False))
+    if not all(0 <= rate <= 1 for rate in numbers) or not falling or len(numbers) > steps:
+        raise InputError(
+            f"served acceptance: expected at most {steps} joint rates in 0..1, none above the one "
+            f"before it, found {acceptance!r}"
+        )
+    return Claims(accuracy, 1 + sum(numbers), tuple(numbers))
+
+
+def accuracy_met(claim: float | None, summary: Summary) -> bool | None:
+    """Does step 1 reach the claim, its interval's upper end counted? None where none can be said."""
+    high = summary.steps[0].top1.high
+    return None if claim is None or high is None else high >= claim
+
+
+def acceptance_met(claim: float | None, summary: Summary) -> bool | None:
+    """Is the served length at or above the walk's interval? None without a claim or a walk.
+
+    Only the walk along the target's own greedy text may accuse a server: on other text the
+    expected length is an estimate.
+    """
+    low = summary.acceptance.low
+    return None if claim is None or low is None or not summary.exact else claim >= low
+
+
+def beats(difference: Estimate) -> bool:
+    """Better than nothing by the whole interval."""
+    return difference.low is not None and difference.low > 0
