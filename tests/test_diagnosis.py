@@ -85,7 +85,7 @@ CASES = {
     "weak, no claim": (WEAK, "undecided"),
     "weak, claim": (WEAK | {"claims": Claims(0.45)}, "quality"),
     "weak, wired right": (WEAK | RIGHT, "undecided"),
-    "weak, wired right, below the walk": (WEAK | RIGHT | {"claims": Claims(None, 1.0)}, "undecided"),
+    "weak, right, below the walk": (WEAK | RIGHT | {"claims": Claims(None, 1.0)}, "undecided"),
     "other taps, nothing lost": ({"difference": NO_GAIN}, "undecided"),
     "other taps, and better": ({"difference": LOSS}, "undecided"),
     "one sequence": ({"over_guess": Estimate(0.4, None, None, 32, 1)}, "undecided"),

@@ -6,6 +6,7 @@ Knows numbers and replays, not wirings. A claim is met, missed, or cannot be jud
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from draftprobe.errors import InputError
 from draftprobe.measure.interval import Estimate
@@ -54,11 +55,11 @@ def parse_claims(accuracy: float | None, acceptance: str | None, steps: int) -> 
                 "and the bonus token allow; give the server's --steps"
             )
         return Claims(accuracy, numbers[0])
-    falling = all(a >= b for a, b in zip(numbers, numbers[1:], strict=False))
+    falling = all(a >= b for a, b in pairwise(numbers))
     if not all(0 <= rate <= 1 for rate in numbers) or not falling or len(numbers) > steps:
         raise InputError(
-            f"served acceptance: expected at most {steps} joint rates in 0..1, none above the one "
-            f"before it, found {acceptance!r}"
+            f"served acceptance: expected at most {steps} joint rates in 0..1, none above the "
+            f"one before it, found {acceptance!r}"
         )
     return Claims(accuracy, 1 + sum(numbers), tuple(numbers))
 

@@ -116,7 +116,7 @@ def diagnose(
     not_evaluated: Sequence[NotEvaluated],
     provenance: dict[str, Any],
     say: Say = lambda stage: None,
-    limits: Limits = Limits(),
+    limits: Limits | None = None,
     seed: int = 0,
 ) -> tuple[Verdict, Search, Witness]:
     """Search for the wanted wiring, question the weights, replay, judge.
@@ -137,7 +137,7 @@ def diagnose(
         InputError: states and drafter do not fit.
     """
     say(f"projecting {len(states.boundaries)} boundaries through {drafter.shape.taps} slots")
-    pool = Pool(drafter, states, limits=limits)
+    pool = Pool(drafter, states, limits=limits or Limits())
     say("searching for the taps that the weights want, by replay")
     found = search(pool, seed=seed)
     say("asking fc's weights what they were trained on")
@@ -181,7 +181,7 @@ def _spread(
     steps: int,
 ) -> Estimate | None:
     """The tie set's member that differs most from the wanted wiring, one slot swapped at a time."""
-    swaps = [
+    swaps: list[tuple[Tap, ...]] = [
         (*wanted[: slot.slot], tap, *wanted[slot.slot + 1 :])
         for slot in slots
         for tap in slot.tied[:8]

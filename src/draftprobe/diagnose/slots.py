@@ -46,7 +46,7 @@ class SlotEvidence:
     @property
     def tied(self) -> tuple[Tap, ...]:
         """What both allow; replay's own set where the weights are silent or contradict it."""
-        both = tuple(tap for tap in self.weights if tap in self.replay)
+        both: tuple[Tap, ...] = tuple(tap for tap in self.weights if tap in self.replay)
         return both or self.replay
 
     @property
