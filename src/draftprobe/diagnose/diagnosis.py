@@ -31,7 +31,11 @@ HARMLESS = 0.02
 FEW = 3
 """Members of a tie set in one slot that still name a wiring."""
 
+_REPLAYED = 8  # members of a slot's tie set whose cost is replayed
+
 Say = Callable[[str], None]
+Replay = Callable[[tuple[Tap, ...]], Observations]
+"""The drafter's weights replayed with other taps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,12 +146,29 @@ def diagnose(
     found = search(pool, seed=seed)
     say("asking fc's weights what they were trained on")
     witness = testify(drafter.fc.weight.detach(), sample_states(states), seed)
+    say("replaying the best wiring" + (" and the served one" if served else ""))
+
+    def replay(taps: tuple[Tap, ...]) -> Observations:
+        return observe(rewired(drafter, taps), states, steps)
+
+    evidence = weigh(found, witness, pool, replay, states, served, claims)
+    return verdict_of(evidence, not_evaluated, provenance), found, witness
+
+
+def weigh(
+    found: Search,
+    witness: Witness | None,
+    pool: Pool,
+    replay: Replay,
+    states: States,
+    served: tuple[Tap, ...] | None,
+    claims: Claims,
+) -> Evidence:
+    """Replay what the search and the weights leave, and what is served; see :class:`Evidence`."""
     slots = combine(found, witness)
     wanted = wanted_taps(found, slots, pool)
-    say("replaying the best wiring" + (" and the served one" if served else ""))
-    best = observe(rewired(drafter, wanted), states, steps)
-    fed = observe(rewired(drafter, served), states, steps) if served else None
-    evidence = Evidence(
+    best, fed = replay(wanted), replay(served) if served else None
+    return Evidence(
         slots=slots,
         wanted=wanted,
         served=served,
@@ -156,10 +177,9 @@ def diagnose(
         difference=paired(fed, best) if fed else None,
         over_guess=_over_guess(best, states),
         undecided=found.undecided,
-        spread=_spread(drafter, states, best, wanted, slots, steps),
+        spread=_spread(best, replay, wanted, slots),
         claims=claims,
     )
-    return _verdict(evidence, not_evaluated, provenance), found, witness
 
 
 def _over_guess(best: Observations, states: States) -> Estimate:
@@ -173,29 +193,23 @@ def _over_guess(best: Observations, states: States) -> Estimate:
 
 
 def _spread(
-    drafter: Drafter,
-    states: States,
-    best: Observations,
-    wanted: tuple[Tap, ...],
-    slots: Sequence[SlotEvidence],
-    steps: int,
+    best: Observations, replay: Replay, wanted: tuple[Tap, ...], slots: Sequence[SlotEvidence]
 ) -> Estimate | None:
     """The tie set's member that differs most from the wanted wiring, one slot swapped at a time."""
     swaps: list[tuple[Tap, ...]] = [
         (*wanted[: slot.slot], tap, *wanted[slot.slot + 1 :])
         for slot in slots
-        for tap in slot.tied[:8]
+        for tap in slot.tied[:_REPLAYED]
         if tap != wanted[slot.slot]
     ]
-    costs = [
-        paired(best, observe(rewired(drafter, taps), states, steps)).acceptance for taps in swaps
-    ]
+    costs = [paired(best, replay(taps)).acceptance for taps in swaps]
     return max(costs, key=lambda cost: abs(cost.value or 0.0)) if costs else None
 
 
-def _verdict(
+def verdict_of(
     evidence: Evidence, not_evaluated: Sequence[NotEvaluated], provenance: dict[str, Any]
 ) -> Verdict:
+    """What the evidence says, with all it rests on."""
     kind = judge(evidence)
     sure = confidence(evidence.slots) if kind != "undecided" else "low"
     return Verdict(

@@ -61,6 +61,12 @@ class Observations:
         """Drafts right in a row from step 1 on, int64 [n]."""
         return self.correct.long().cumprod(0).sum(0)
 
+    def only(self, sequences: torch.Tensor) -> Observations:
+        """The observations of some sequences, int64 [m]."""
+        kept = torch.isin(self.sequence, sequences)
+        tensors = {name: getattr(self, name)[..., kept] for name in _Part.__slots__}
+        return Observations(**tensors, whole=self.whole, source=self.source)
+
     def sums(self, values: torch.Tensor) -> torch.Tensor:
         """Sums of ``values`` [..., n] by sequence, float64 [..., sequences observed]."""
         kinds, inverse = self.sequence.unique_consecutive(return_inverse=True)
