@@ -65,7 +65,7 @@ def parse_claims(accuracy: float | None, acceptance: str | None, steps: int) -> 
 
 
 def accuracy_met(claim: float | None, summary: Summary) -> bool | None:
-    """Does step 1 reach the claim, its interval's upper end counted? None where it can't be said."""
+    """Does step 1, its interval's upper end counted, reach the claim? None: it can't be said."""
     high = summary.steps[0].top1.high
     return None if claim is None or high is None else high >= claim
 
