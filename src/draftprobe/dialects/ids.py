@@ -1,13 +1,62 @@
-"""The key that most stacks write layer ids under, and the triple that most of them default to."""
+"""Layer ids: the key that most stacks write them under, and the records of how an engine reads it.
+
+Knows no engine: each engine's module holds its own rules in these terms.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from draftprobe.drafter.wiring import Tap
+from draftprobe.drafter.wiring import Tap, tap_name, taps_name
 from draftprobe.errors import InputError
 
 KEY = "eagle_aux_hidden_state_layer_ids"
+NESTED = "eagle_config"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How an engine reads layer ids, and how that is known.
+
+    Attributes:
+        text: what an id means there.
+        source: file and versions.
+        how: the engine's own code was executed, or read, or the rule is inferred from another
+            version's.
+    """
+
+    text: str
+    source: str
+    how: Literal["executed", "read", "inferred"]
+
+    def __str__(self) -> str:
+        return f"{self.text} ({self.source}; {self.how})"
+
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """How taps are written for an engine.
+
+    Attributes:
+        level: the list stands at the config's top level, or nested in ``eagle_config``.
+        ids: the list.
+        rule: what that rests on.
+        patch: what must be changed in the engine's own code before this holds; empty for nothing.
+    """
+
+    level: Literal["top", "nested"]
+    ids: tuple[int, ...]
+    rule: Rule
+    patch: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Unspellable:
+    """Why an engine cannot be told to feed these taps; ``rule`` is None where none is known."""
+
+    reason: str
+    rule: Rule | None
 
 
 def layer_ids(config: dict[str, Any], where: Any) -> list[int] | None:
@@ -20,6 +69,35 @@ def layer_ids(config: dict[str, Any], where: Any) -> list[int] | None:
     return ids
 
 
-def default_taps(layers: int) -> tuple[Tap, ...]:
+def nested_config(config: dict[str, Any], where: Any) -> dict[str, Any]:
+    """The object under ``eagle_config``, empty if there is none.
+
+    Raises:
+        InputError: it switches the capture off, so that nothing would arrive.
+    """
+    nested = config.get(NESTED)
+    nested = nested if isinstance(nested, dict) else {}
+    if nested.get("use_aux_hidden_state", True) is not True:
+        raise InputError(
+            f"{where}: {NESTED}.use_aux_hidden_state is {nested['use_aux_hidden_state']!r}: the "
+            "engine captures no states at all; expected true, or no such key"
+        )
+    return nested
+
+
+def default_taps(layers: int) -> tuple[int, ...]:
     """h[2], h[L // 2], h[L - 3]: EAGLE's reference code, SGLang and vLLM without ids."""
     return (2, layers // 2, layers - 3)
+
+
+def in_layer_order(taps: tuple[Tap, ...]) -> tuple[int, ...] | str:
+    """The taps as integers, or why an engine that captures layer by layer cannot feed them."""
+    numbers = tuple(tap for tap in taps if isinstance(tap, int))
+    if len(numbers) != len(taps):
+        return f"{tap_name('N')}, the final norm's output, is not captured"
+    if list(numbers) != sorted(set(numbers)):
+        return (
+            f"states arrive in the order of the layers, whatever the list's order: "
+            f"{taps_name(taps)} cannot be had; reorder the column blocks of fc.weight instead"
+        )
+    return numbers
