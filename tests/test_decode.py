@@ -24,11 +24,16 @@ from draftprobe.drafter.model import Drafter, Shape, unroll
 from draftprobe.drafter.vocabulary import draft_labels
 from draftprobe.drafter.wiring import Rope, eagle3
 from draftprobe.errors import InputError
+from draftprobe.measure.acceptance import walk
 from draftprobe.measure.decode import Chain, Decoded, Mode, Reader, compare, decode, parting
+from draftprobe.measure.replay import observe
+from draftprobe.states.capture import Item, Plan, capture
+from draftprobe.states.record import open_states
 from draftprobe.states.target import Recorder, Target, find_structure
 
 VOCABULARY, HIDDEN, NEW = 64, 32, 40
 TAPS = (0, 2, 3)
+SAID: dict[tuple, tuple[int, ...]] = {}
 
 
 def target_of(model) -> Target:
@@ -58,7 +63,14 @@ def random_prompts(count: int, seed: int) -> list[list[int]]:
 
 
 def generated(target: Target, prompt: list[int], new: int = NEW, **options) -> tuple[int, ...]:
-    """What transformers' own generate says."""
+    """What transformers' own generate says; asked once for each prompt."""
+    key = (target.name, *prompt, new, str(options))
+    if key not in SAID:
+        SAID[key] = ask(target, prompt, new, **options)
+    return SAID[key]
+
+
+def ask(target: Target, prompt: list[int], new: int, **options) -> tuple[int, ...]:
     config = GenerationConfig(max_new_tokens=new, do_sample=False, pad_token_id=0, **options)
     with torch.inference_mode():
         out = target.model.generate(
@@ -216,6 +228,35 @@ def test_end_token_ends_the_text_where_generate_ends_it(target, drafter):
         assert knowing.rounds == -(-(len(truth) - 1) // 6)
         ends.append(len(truth))
     assert len(set(ends)) > 1
+
+
+@pytest.mark.parametrize("ends", [False, True])
+@pytest.mark.parametrize("steps", [1, 4])
+def test_the_walk_on_recorded_text_takes_the_same_rounds(target, drafter, tmp_path, steps, ends):
+    """Replay never decodes, decode never replays; a prompt may differ at a tie of floats only."""
+    prompts = known_prompts()
+    stops = [generated(target, prompt)[index] for index, prompt in enumerate(prompts[5:9], 9)]
+    target.model.generation_config.eos_token_id = stops if ends else None
+    try:
+        items = [Item(tuple(prompt), (False,) * len(prompt)) for prompt in prompts]
+        plan = Plan(TAPS, dtype="float32", batch=1, greedy=NEW)
+        capture(target, items, plan, tmp_path / "states")
+        compared = compare(target, prompts, {"drafter": drafter}, steps, NEW)
+    finally:
+        target.model.generation_config.eos_token_id = None
+    states = open_states(tmp_path / "states")
+    walked = walk(observe(drafter, states, steps))
+    texts = dict(enumerate(compared.drafted["drafter"].texts))
+    assert any(text.emitted < NEW - 1 for text in texts.values()) == ends
+    done = zip(walked.sequences, walked.rounds, walked.emitted, walked.accepted, strict=True)
+    differing = {
+        index: min(compared.plain.texts[index].gaps)
+        for index, *counts in done
+        if counts != [texts[index].rounds, texts[index].emitted, texts[index].accepted]
+    }
+    assert all(gap <= compared.noise("drafter") for gap in differing.values()), differing
+    assert sum(walked.rounds) == sum(text.rounds for text in texts.values()) or differing
+    assert len(walked.sequences) == sum(text.rounds > 0 for text in texts.values())
 
 
 @pytest.mark.parametrize("new", [1, 2, 3, 7])

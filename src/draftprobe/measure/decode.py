@@ -92,7 +92,7 @@ def decode(
     """Greedy text after ``prompt``, until an end token or ``new`` tokens; plain with no proposer.
 
     Raises:
-        InputError: an empty prompt, or a target whose KV cache cannot be rolled back.
+        InputError: drafts were rejected, and the target's cache cannot take tokens back.
     """
     stops = set(stop_ids(target))
     steps = proposer.steps if proposer else 0
