@@ -146,11 +146,13 @@ class Sample:
 
     Attributes:
         boundaries: candidates.
+        layers: L of the target.
         sequence: int64 [N], the text that each token belongs to.
         read: boundary -> states [N, H].
     """
 
     boundaries: tuple[Tap, ...]
+    layers: int
     sequence: torch.Tensor
     read: Callable[[Tap], torch.Tensor]
 
@@ -176,7 +178,7 @@ def sample_states(
             )
         return h
 
-    return Sample(chosen, sequence, read)
+    return Sample(chosen, states.provenance.layers, sequence, read)
 
 
 def _spread(lengths: Sequence[int], tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -223,9 +225,7 @@ def testify(fc: torch.Tensor, sample: Sample, seed: int) -> Witness:
     table = _measure(weights, sample, hidden, generator)
     votes = _votes(weights, sample, halves, table, with_basis=few is None)
     slots = tuple(
-        _decide(
-            slot, tuple(_conclude(r, v, sample.boundaries, few) for r, v in zip(*rows, strict=True))
-        )
+        _decide(slot, tuple(_conclude(r, v, sample, few) for r, v in zip(*rows, strict=True)))
         for slot, rows in enumerate(zip(table, votes, strict=True))
     )
     sequences = len(sample.sequence.unique())
@@ -335,18 +335,20 @@ def _votes(
     return votes
 
 
-def _conclude(
-    reading: Reading, votes: Sequence[int], boundaries: tuple[Tap, ...], few: str | None
-) -> Reading:
+def _conclude(reading: Reading, votes: Sequence[int], sample: Sample, few: str | None) -> Reading:
     """One statistic's testimony."""
     reading = replace(reading, votes=tuple(votes))
-    if reading.values is None or (few is not None and not any(votes)):
+    if reading.values is None:
         return replace(reading, silent=few)
     if reading.excess < EXCEEDS:
-        best = tap_name(boundaries[reading.order[0]])
+        best = tap_name(sample.boundaries[reading.order[0]])
         why = f"{best} stands {reading.excess:.1f} sd from random blocks, less than {EXCEEDS:g}"
         return replace(reading, silent=why)
-    named: tuple[Tap, ...] = tuple(boundaries[i] for i in _rivals(reading, votes))
+    if not any(votes):
+        return replace(reading, silent=few)
+    named: tuple[Tap, ...] = _both_ends(
+        tuple(sample.boundaries[i] for i in _rivals(reading, votes)), sample
+    )
     if len(named) > WIDEST:
         return replace(reading, silent=f"halves of the sample disagree: {taps_name(named)}")
     return replace(reading, named=named)
@@ -362,6 +364,15 @@ def _rivals(reading: Reading, votes: Sequence[int]) -> list[int]:
     best = reading.order[0]
     rivals = [i for i in reading.order if votes[i] or above[i] >= CLOSE * above[best]]
     return sorted(rivals, key=lambda i: -votes[i])
+
+
+def _both_ends(named: tuple[Tap, ...], sample: Sample) -> tuple[Tap, ...]:
+    """h[L] and h[N] are one layer before and after its norm, which weights do not tell apart."""
+    ends: tuple[Tap, Tap] = (sample.layers, "N")
+    if not any(end in named for end in ends):
+        return named
+    added: list[Tap] = [end for end in ends if end in sample.boundaries and end not in named]
+    return (*named, *added)
 
 
 def _decide(slot: int, readings: tuple[Reading, ...]) -> SlotWitness:
