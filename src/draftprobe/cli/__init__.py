@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from draftprobe.cli import capture, decode, demo, env, replay, selftest, train
+from draftprobe.cli import capture, decode, demo, diagnose, env, mend, replay, selftest, train
 from draftprobe.errors import InputError
 
 __all__ = ["app", "main"]
@@ -45,8 +45,10 @@ def draftprobe(
 app.command()(capture.capture)
 app.command()(train.train)
 app.command()(selftest.selftest)
+app.command()(diagnose.diagnose)
 app.command()(replay.replay)
 app.command()(decode.decode)
+app.command()(mend.mend)
 app.command()(demo.demo)
 app.command()(env.env)
 

@@ -2,10 +2,10 @@
 
 Ids are read from ``eagle_config`` alone; at top level they are ignored without a word, and then,
 as without ids, h[2], h[L // 2], h[L - 3] arrive. What an id means depends on the target family and
-on the version. Each row of the table was found in the wheels from 0.5.4.post2 to 0.5.23 (not
-every one between was opened; each ``since`` is the first opened one that has the rule. Both neighbours
-of the DeepSeek family's change were: 0.5.12.post1 has the old rule, 0.5.13 the new one). Later
-versions are taken to follow 0.5.23 and say so; earlier ones are not known.
+on the version. The table was read in wheels from 0.5.4.post2 to 0.5.23, not in every one between:
+a ``since`` is the first opened one that has the rule. For the DeepSeek family's change of 2026-05
+both neighbours were opened: 0.5.12.post1 has the old rule, 0.5.13 the new one. Later versions are
+taken to follow 0.5.23, and say so; earlier ones are not known.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _ADDS_ONE: dict[str, Callable[[Sequence[int], int], bool]] = {
 _PLUS_ONE, _FIRST_ONE, _LAST_RAW = _ADDS_ONE
 
 _NO_EMBEDDING = (
-    "this version's code fails on h[0] at the first request (it adds a "
-    "residual that is None in front of layer 0): the target's model file must be changed there"
+    "this version's code fails on h[0] at the first request (it adds a residual that is None in "
+    "front of layer 0): the target's model file must be changed there"
 )
 
 
