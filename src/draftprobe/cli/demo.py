@@ -39,7 +39,7 @@ def demo(
         if not as_json:
             print("\n".join(render(verdict)), flush=True)
         with counted("decode", "texts") as progress:
-            proof = story.prove(stage, _say, progress)
+            proof = story.prove(stage, verdict, _say, progress)
     if as_json:
         print(json.dumps(verdict.to_json() | {"decode": proof.to_json()}, indent=2))
     else:

@@ -8,32 +8,29 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from draftprobe.demo.prompts import Prompt, prompts
+from draftprobe.demo.prompts import KINDS, Prompt, prompts
 from draftprobe.diagnose.claims import Claims
 from draftprobe.diagnose.diagnosis import diagnose
-from draftprobe.diagnose.verdict import NotEvaluated, Verdict
-from draftprobe.dialects import sglang
+from draftprobe.diagnose.run import open_subject
+from draftprobe.diagnose.verdict import Verdict
 from draftprobe.dialects.ids import KEY
 from draftprobe.dialects.specforge import parse
 from draftprobe.drafter import golden
 from draftprobe.drafter.checkpoint import open_checkpoint
-from draftprobe.drafter.model import Drafter, load_drafter
+from draftprobe.drafter.model import load_drafter
 from draftprobe.measure.decode import Comparison, compare
 from draftprobe.states.capture import Item, Plan, capture
 from draftprobe.states.prompts import read_prompts
-from draftprobe.states.record import States, open_states
 from draftprobe.states.target import Target, embedding_table, load_target
 
 DRAFTER = Path(__file__).parent / "drafter"
-SERVED_IDS = (2, 15, 27)
-"""What the served config says; SGLang's Llama rule reads them as h[3], h[16], h[28]."""
+ENGINE, SERVED_IDS = "sglang", (2, 15, 27)
+"""What the served config says; SGLang's Llama rule reads it as h[3], h[16], h[28]."""
 
 STEPS = 5
 REPLAYED_PER_KIND, DECODED_PER_KIND, NEW_TOKENS = 16, 4, 48
@@ -71,48 +68,32 @@ class Proof:
 
 @dataclass(frozen=True)
 class Stage:
-    """What verdict and proof share: the target, its states, and the drafter wired both ways."""
+    """What verdict and proof share: the target, its states, and the drafter as it is served."""
 
     target: Target
     items: list[Item]
-    states: States
-    drafters: dict[str, Drafter]
+    states: Path
+    served: Path
 
 
 def set_stage(folder: Path, work: Path, say: Say, progress: Progress) -> Stage:
-    """Load the target at ``folder``, capture held-out text, wire the drafter twice; in ``work``."""
+    """Load the target at ``folder``; into ``work``, capture held-out text and copy the drafter."""
     say("loading the target")
     target = load_target(folder)
-    chosen = [p for kind in ("chat", "code", "extraction") for p in _held_out(kind)]
-    items = _items(chosen, target, work)
+    chosen = [p for kind in KINDS for p in prompts(kind, "held_out")[:REPLAYED_PER_KIND]]
+    items = items_of(chosen, target, work)
     say(f"capturing its states on {len(items)} held-out prompts, {NEW_TOKENS} new tokens each")
-    plan = Plan(_boundaries(target), "float32", batch=16, greedy=NEW_TOKENS)
+    plan = Plan(target.structure.boundaries(), "float32", batch=16, greedy=NEW_TOKENS)
     capture(target, items, plan, work / "states.safetensors", progress)
-    served = write_served(work)
-    return Stage(
-        target=target,
-        items=items,
-        states=open_states(work / "states.safetensors"),
-        drafters={
-            "right": _wired(DRAFTER, golden.read(DRAFTER).wiring.taps, folder),
-            "wrong": _wired(served, _delivered(served, target), folder),
-        },
-    )
+    return Stage(target, items, work / "states.safetensors", write_served(work))
 
 
-def _held_out(kind: Any) -> list[Prompt]:
-    return prompts(kind, "held_out")[:REPLAYED_PER_KIND]
-
-
-def _items(chosen: list[Prompt], target: Target, work: Path) -> list[Item]:
+def items_of(chosen: Sequence[Prompt], target: Target, work: Path) -> list[Item]:
+    """Prompts through the target's own template, by way of a file as a user would give it."""
     file = work / "prompts.jsonl"
     lines = [json.dumps({"prompt": p.text, "kind": p.kind}) for p in chosen]
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return read_prompts(file, target.tokenizer, limit=2048)[0]
-
-
-def _boundaries(target: Target) -> tuple[Any, ...]:
-    return target.structure.boundaries()
 
 
 def write_served(work: Path) -> Path:
@@ -126,51 +107,36 @@ def write_served(work: Path) -> Path:
     return served
 
 
-def _delivered(served: Path, target: Target) -> tuple[Any, ...]:
-    config, where = open_checkpoint(served).config, served / "config.json"
-    family, layers = target.text_config.model_type, len(target.structure.layers)
-    return sglang.delivered(config, family, layers, where)
-
-
-def _wired(folder: Path, taps: tuple[Any, ...], target: Path) -> Drafter:
-    checkpoint = open_checkpoint(folder)
-    return load_drafter(checkpoint, parse(checkpoint, taps), embedding_table(target))
-
-
 def judge(stage: Stage, say: Say) -> Verdict:
-    """Diagnose what the server feeds, with the drafter's wiring searched for, not told."""
+    """Diagnose the served folder as SGLang reads it; nobody tells which taps it was trained on."""
+    subject = open_subject(stage.served, stage.states, Path(stage.target.name), "cpu")
     verdict, _, _ = diagnose(
-        stage.drafters["right"],
-        stage.states,
-        stage.drafters["wrong"].wiring.taps,
+        subject.drafter,
+        subject.states,
+        subject.served(None, ENGINE),
         Claims(),
         STEPS,
-        [
-            NotEvaluated("compare", "no dump of served states was given"),
-            NotEvaluated("cost", "step costs were not measured"),
-        ],
-        {"drafter": str(DRAFTER), "target": stage.target.name}
-        | {"versions": stage.states.provenance.versions},
+        subject.not_evaluated(),
+        subject.provenance(["demo"]),
         say,
     )
-    return verdict
+    return subject.mended(verdict, None)
 
 
-def prove(stage: Stage, say: Say, progress: Progress) -> Proof:
-    """Decode prompts of every kind plainly, wired right and wired wrong, interleaved."""
+def prove(stage: Stage, verdict: Verdict, say: Say, progress: Progress) -> Proof:
+    """Decode prompts of every kind plainly, with the wanted taps and with the served ones."""
     per_kind = range(DECODED_PER_KIND)
-    chosen = [stage.items[k * REPLAYED_PER_KIND + i] for k in range(3) for i in per_kind]
+    chosen = [stage.items[k * REPLAYED_PER_KIND + i] for k in range(len(KINDS)) for i in per_kind]
     say(f"decoding {len(chosen)} of the prompts three times: plain, wired right, wired wrong")
-    with torch.inference_mode():
-        comparison = compare(
-            stage.target,
-            [item.tokens for item in chosen],
-            stage.drafters,
-            STEPS,
-            NEW_TOKENS,
-            progress=progress,
-        )
-    return Proof(comparison)
+    table = embedding_table(stage.target.name)
+    checkpoint = open_checkpoint(stage.served)
+    wired = {"right": verdict.wanted, "wrong": verdict.served or verdict.wanted}
+    drafters = {
+        name: load_drafter(checkpoint, parse(checkpoint, taps), table)
+        for name, taps in wired.items()
+    }
+    tokens = [item.tokens for item in chosen]
+    return Proof(compare(stage.target, tokens, drafters, STEPS, NEW_TOKENS, progress=progress))
 
 
 def as_told(verdict: Verdict, proof: Proof) -> bool:

@@ -7,7 +7,7 @@ gives 'undecided', never a guess.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -344,8 +344,3 @@ def _unjudged(evidence: Evidence) -> list[NotEvaluated]:
         why = "the text is not the target's own greedy text, so the walk is an estimate"
         out.append(NotEvaluated("served acceptance", why))
     return out
-
-
-def with_mend(verdict: Verdict, mends: Sequence[Any]) -> Verdict:
-    """The same verdict with its mends."""
-    return replace(verdict, mend=tuple(mends))

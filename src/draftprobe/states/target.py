@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from draftprobe.dialects.families import text_part
 from draftprobe.drafter.checkpoint import open_checkpoint, read_json
 from draftprobe.drafter.wiring import Tap, check_taps
 from draftprobe.errors import InputError
@@ -243,11 +244,7 @@ class Recorder:
 
 def text_config(folder: Path) -> dict[str, Any]:
     """The language model's part of a target folder's ``config.json`` (wrappers nest it)."""
-    config = read_json(folder / "config.json")
-    for key in ("text_config", "language_config", "llm_config", "thinker_config"):
-        if isinstance(config.get(key), dict):
-            return config[key]
-    return config
+    return text_part(read_json(folder / "config.json"))
 
 
 def config_digest(config: Any) -> str:

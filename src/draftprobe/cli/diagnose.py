@@ -1,0 +1,82 @@
+"""`draftprobe diagnose`: is it the drafter or the wiring, and which wire?"""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from draftprobe.errors import InputError
+
+EXIT = {"healthy": 0, "undecided": 3}
+"""Exit code of each verdict; every other one is a finding, 1."""
+
+
+def diagnose(
+    draft: Annotated[Path, typer.Argument(help="The drafter's folder.")],
+    states: Annotated[Path, typer.Option(help="States of its target, with every boundary.")],
+    target: Annotated[
+        Path | None, typer.Option(help="The target's folder, for config and embedding table.")
+    ] = None,
+    served: Annotated[str | None, typer.Option(help="What is served, such as 3,16,28.")] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="Whose reading of the config: sglang, vllm@0.32.0, ...")
+    ] = None,
+    claimed_accuracy: Annotated[
+        float | None, typer.Option(help="Next-token accuracy that training claims, such as 0.747.")
+    ] = None,
+    served_acceptance: Annotated[
+        str | None, typer.Option(help="Tokens per pass (1.8), or joint rates (.36,.02,.01).")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Draft steps, as served.")] = 5,
+    tokens: Annotated[int, typer.Option(min=1, help="Most tokens that the search scores.")] = 1024,
+    sequences: Annotated[int, typer.Option(min=1, help="Of at most so many sequences.")] = 256,
+    seed: Annotated[int, typer.Option(help="Of samples and null draws.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    out: Annotated[Path | None, typer.Option(help="A run folder to write.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Find the taps that the weights want, compare with what is served, judge, mend."""
+    if served is not None and engine is not None:
+        raise InputError("expected at most one of --served and --engine, found both")
+    if out is not None and out.exists():
+        raise InputError(f"{out}: exists already and is not overwritten; choose another --out")
+    from draftprobe.diagnose.claims import parse_claims
+    from draftprobe.diagnose.diagnosis import diagnose as run
+    from draftprobe.diagnose.pool import Limits
+    from draftprobe.diagnose.run import Subject, open_subject, write_run
+    from draftprobe.drafter.wiring import parse_taps
+    from draftprobe.report.terminal import render
+
+    subject: Subject = open_subject(draft, states, target, device)
+    taps = subject.served(parse_taps(served) if served else None, engine)
+    verdict, search, witness = run(
+        subject.drafter,
+        subject.states,
+        taps,
+        parse_claims(claimed_accuracy, served_acceptance, steps),
+        steps,
+        subject.not_evaluated(),
+        subject.provenance(sys.argv[1:]),
+        _say,
+        Limits(tokens=tokens, sequences=sequences),
+        seed,
+    )
+    verdict = subject.mended(verdict, engine)
+    if out is not None:
+        write_run(out, verdict, search, witness)
+    _print(verdict, as_json, render)
+    raise typer.Exit(EXIT.get(verdict.verdict, 1))
+
+
+def _say(stage: str) -> None:
+    print(f"diagnose: {stage}", file=sys.stderr, flush=True)
+
+
+def _print(verdict: Any, as_json: bool, render: Any) -> None:
+    if as_json:
+        import json
+
+        print(json.dumps(verdict.to_json(), indent=2))
+    else:
+        print(*render(verdict), sep="\n")

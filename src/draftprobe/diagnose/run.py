@@ -1,0 +1,203 @@
+"""A diagnosis from folders to a run folder: opens what is diagnosed, writes what was found.
+
+Knows files and configs; the judging is in diagnosis.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from draftprobe.diagnose.mend import Wanted, mend, read_config
+from draftprobe.diagnose.search import Search
+from draftprobe.diagnose.verdict import Finding, Mend, NotEvaluated, Verdict
+from draftprobe.diagnose.witness import Witness
+from draftprobe.dialects.engines import ENGINES, parse_engine
+from draftprobe.dialects.families import read_family
+from draftprobe.dialects.ids import KEY, layer_ids, nested_config
+from draftprobe.dialects.specforge import parse
+from draftprobe.drafter.checkpoint import Checkpoint, open_checkpoint
+from draftprobe.drafter.model import Drafter, load_drafter
+from draftprobe.drafter.wiring import Tap, check_taps, taps_name
+from draftprobe.errors import InputError
+from draftprobe.states.record import States, open_states
+from draftprobe.states.target import embedding_table
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is diagnosed.
+
+    Attributes:
+        checkpoint: the drafter's folder; drafter: loaded, its taps still to be found.
+        states: of its target.
+        family: the target's, as engines' rules name it.
+    """
+
+    checkpoint: Checkpoint
+    drafter: Drafter
+    states: States
+    family: str
+
+    @property
+    def layers(self) -> int:
+        """L of the target."""
+        return self.states.provenance.layers
+
+    def served(self, given: tuple[Tap, ...] | None, engine: str | None) -> tuple[Tap, ...] | None:
+        """What the server feeds: as given, or as an engine reads the config; None without either.
+
+        Raises:
+            InputError: as many taps as slots are needed, within the target's layers, recorded.
+        """
+        taps = given
+        if engine is not None:
+            where = self.checkpoint.folder / "config.json"
+            reader = parse_engine(engine)
+            taps = reader.delivered(self.checkpoint.config, self.family, self.layers, where)
+        if taps is None:
+            return None
+        check_taps(taps, self.layers)
+        if len(taps) != self.drafter.shape.taps:
+            raise InputError(
+                f"served {taps_name(taps)}: expected {self.drafter.shape.taps} boundaries, one per "
+                f"slot of this drafter's fc, found {len(taps)}"
+            )
+        self.states.require(taps)
+        return taps
+
+    def not_evaluated(self) -> list[NotEvaluated]:
+        """What a diagnosis from files leaves open."""
+        out = [
+            NotEvaluated("compare", "no dump of served states was given"),
+            NotEvaluated("cost", "step costs were not measured"),
+        ]
+        missing = [
+            tap for tap in (*range(self.layers + 1), "N") if tap not in self.states.boundaries
+        ]
+        if missing:
+            told = f"{len(missing)} of {self.layers + 2} boundaries are not in the states file"
+            out.append(NotEvaluated("other boundaries", told))
+        return out
+
+    def provenance(self, command: Sequence[str]) -> dict[str, Any]:
+        """Files, digests and versions that the verdict rests on."""
+        packages = ("draftprobe", "torch", "transformers", "safetensors")
+        config = (self.checkpoint.folder / "config.json").read_bytes()
+        return {
+            "command": ["draftprobe", *command],
+            "drafter": str(self.checkpoint.folder),
+            "config_sha256": hashlib.sha256(config).hexdigest(),
+            "states": str(self.states.path),
+            "target": self.states.provenance.model,
+            "family": self.family,
+            "layers": self.layers,
+            "text": self.states.provenance.source,
+            "versions": {name: version(name) for name in packages},
+        }
+
+    def mended(self, verdict: Verdict, engine: str | None) -> Verdict:
+        """The verdict with a mend per engine where the taps are wrong, and the config's own claim.
+
+        Every known engine is told, unless one is named.
+        """
+        if not any(finding.wire == "taps" for finding in verdict.findings):
+            claim = self._config_claim(verdict)
+            if claim is None:
+                return verdict
+            verdict = replace(verdict, findings=(*verdict.findings, claim))
+        names = [engine] if engine else sorted(ENGINES)
+        return replace(verdict, mend=tuple(self._mend(verdict, name) for name in names))
+
+    def _mend(self, verdict: Verdict, engine: str) -> Mend:
+        folder, proved = self.checkpoint.folder, bool(verdict.provenance["proved"])
+        wanted = Wanted(folder, verdict.wanted, self.family, self.layers, proved)
+        return mend(read_config(folder), wanted, parse_engine(engine)).mend
+
+    def _config_claim(self, verdict: Verdict) -> Finding | None:
+        """A drafter's own ids are a claim: told where no reading of them is in the tie set."""
+        where = self.checkpoint.folder / "config.json"
+        nested = nested_config(self.checkpoint.config, where)
+        ids = layer_ids(self.checkpoint.config, where) or layer_ids(nested, where)
+        if ids is None or verdict.verdict in ("quality", "undecided"):
+            return None
+        readings = (tuple(ids), tuple(i + 1 for i in ids))
+        if any(_tied(reading, verdict.tied) for reading in readings):
+            return None
+        return Finding(
+            id="W105",
+            title="the drafter's own config names other layers than its weights want",
+            wire="taps",
+            severity=None,
+            served=f"{KEY} {ids}",
+            wanted=taps_name(verdict.wanted),
+            evidence=(
+                f"{KEY} {ids} means {taps_name(readings[0])} (as boundaries) or "
+                f"{taps_name(readings[1])} (as layer outputs); neither is in the tie set"
+            ),
+        )
+
+
+def _tied(taps: Sequence[Tap], tied: Sequence[Sequence[Tap]]) -> bool:
+    return len(taps) == len(tied) and all(a in slot for a, slot in zip(taps, tied, strict=True))
+
+
+def open_subject(draft: Path, states: Path, target: Path | None, device: str) -> Subject:
+    """Open a drafter's folder and states, and what of the target is needed.
+
+    ``target`` defaults to the folder that the states were captured from.
+
+    Raises:
+        InputError: they are missing or do not fit together.
+    """
+    checkpoint, recorded = open_checkpoint(draft), open_states(states)
+    hidden = recorded.provenance.hidden_size
+    width = checkpoint.info("fc.weight").shape[-1]
+    if width % hidden:
+        raise InputError(
+            f"{draft}: fc reads {width} channels, no multiple of the states' hidden size {hidden}; "
+            "are the states of another target?"
+        )
+    folder = target or Path(recorded.provenance.model)
+    here = (folder / "config.json").is_file()
+    family = read_family(folder) if here else recorded.provenance.model_type
+    wiring = parse(checkpoint, (0,) * (width // hidden))
+    if wiring.embedding == "target" and not here:
+        raise InputError(
+            f"{folder}: expected the target's folder, whose embedding table this drafter reads, "
+            "found none; give --target"
+        )
+    table = embedding_table(folder) if wiring.embedding == "target" else torch.empty(0)
+    drafter = load_drafter(checkpoint, wiring, table).to(device)
+    return Subject(checkpoint, drafter, recorded, family)
+
+
+def write_run(out: Path, verdict: Verdict, search: Search, witness: Witness) -> None:
+    """Write a run folder: the verdict and both witnesses' tables; made beside, moved into place.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    beside = out.with_name(out.name + ".partial")
+    try:
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir(parents=True)
+        tables = {
+            "verdict": verdict.to_json(),
+            "search": search.to_json(),
+            "witness": asdict(witness),
+        }
+        for name, table in tables.items():
+            (beside / f"{name}.json").write_text(json.dumps(table, indent=2) + "\n")
+        os.replace(beside, out)
+    except OSError as error:
+        raise InputError(f"{out}: cannot be written: {error.strerror or error}") from None
