@@ -83,5 +83,5 @@ def _cache() -> dict[str, object]:
 
     return {
         "cache": str(cache_folder()),
-        "demo target": (demo_target() / "config.json").is_file(),
+        "demo_target": (demo_target() / "config.json").is_file(),
     }

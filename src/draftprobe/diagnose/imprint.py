@@ -24,7 +24,7 @@ import torch
 
 STATISTICS = ("diaglog", "aniso", "align", "top16")
 _TOP = 16
-_DRAWS = 16_384  # columns of random blocks drawn in all, within 24 to 256 blocks
+_DRAWS = 16_384  # columns of random blocks drawn in all, within 24 to 128 blocks
 _SMALL, _TINY = 1e-20, 1e-300  # floors of float32 and float64 values
 
 
@@ -127,7 +127,7 @@ def draw_null(rows: int, hidden: int, generator: torch.Generator) -> Null:
     """Blocks of the size of a drafter's own, seen in the basis V of any state."""
     blocks = [
         block_of(torch.randn(rows, hidden, generator=generator, dtype=torch.float64))
-        for _ in range(min(256, max(24, _DRAWS // hidden)))
+        for _ in range(min(128, max(24, _DRAWS // hidden)))
     ]
     return Null(
         torch.stack([block.log.diagonal().double().square().sum() for block in blocks]),

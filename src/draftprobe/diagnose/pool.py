@@ -52,7 +52,7 @@ class Limits:
         memory: bytes that projections may take; a larger pool is made of fewer sequences.
     """
 
-    tokens: int = 1024
+    tokens: int = 2048
     sequences: int = 256
     context: int = 256
     memory: int = 3 * 2**29

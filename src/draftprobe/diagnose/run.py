@@ -23,7 +23,7 @@ from draftprobe.diagnose.verdict import Finding, Mend, NotEvaluated, Verdict
 from draftprobe.diagnose.witness import Witness
 from draftprobe.dialects.engines import ENGINES, parse_engine
 from draftprobe.dialects.families import read_family
-from draftprobe.dialects.ids import KEY, layer_ids, nested_config
+from draftprobe.dialects.ids import KEY, NESTED, layer_ids
 from draftprobe.dialects.specforge import parse
 from draftprobe.drafter.checkpoint import Checkpoint, open_checkpoint
 from draftprobe.drafter.model import Drafter, load_drafter
@@ -126,8 +126,10 @@ class Subject:
     def _config_claim(self, verdict: Verdict) -> Finding | None:
         """A drafter's own ids are a claim: told where no reading of them is in the tie set."""
         where = self.checkpoint.folder / "config.json"
-        nested = nested_config(self.checkpoint.config, where)
-        ids = layer_ids(self.checkpoint.config, where) or layer_ids(nested, where)
+        nested = self.checkpoint.config.get(NESTED)
+        ids = layer_ids(self.checkpoint.config, where)
+        if ids is None and isinstance(nested, dict):
+            ids = layer_ids(nested, where)
         if ids is None or verdict.verdict in ("quality", "undecided"):
             return None
         readings = (tuple(ids), tuple(i + 1 for i in ids))

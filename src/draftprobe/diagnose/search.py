@@ -5,9 +5,9 @@ sequences as clusters; what cannot be told apart is a tie, never a guess. Knows 
 tokens, not the drafter, and nobody's opinion of the wiring.
 
     D = log p(x | best) - log p(x | rival)     token by token; its mean varies between sequences
-    The rival is beaten where mean D > T se(D), T being Student's t at 0.05 / (looks x rivals that
-    stand at this look), so that all comparisons together err in at most 5 % of the samples; the
-    looks are at doubling numbers of tokens.
+    The rival is beaten where mean D > T se(D). T is Student's t for an error of 5 % over all that is
+    compared: shared out to the looks (at doubling numbers of tokens) in proportion to their tokens,
+    and in a look to its rivals, the clearest loser first (Holm, Scand. J. Statist. 6 (1979) 65-70).
 
 Coordinate ascent finds the best: slot by slot boundaries race, and hopeless ones drop out after few
 tokens; first among a few evenly spaced ones from several starts, then among all from the best of
@@ -52,6 +52,7 @@ __all__ = [
 Taps = tuple[Tap, ...]
 
 LEVEL = 0.05
+RIV = 1
 _FIRST = 64  # tokens of the first look
 _DECIDES = 256  # tokens of the first decision, if there are as many
 _STARTS = 2
@@ -302,11 +303,8 @@ class _Race:
         self.seen.update(alive)
         for look in (look for look in self.looks if look <= last):
             cost, error = self.costs(alive, look)
-            clusters = self.clusters(look)
-            beaten = np.zeros(len(alive), dtype=bool)
-            if clusters > 1 and len(alive) > 1:
-                beaten = cost > _threshold(len(alive) - 1, len(self.looks), clusters) * error
-                beaten[0] = False
+            beaten = _beaten(cost, error, self.clusters(look), LEVEL * look / sum(self.looks))
+            beaten[0] = False
             ranks = np.argsort(cost, kind="stable")
             out = [alive[i] for i in ranks if beaten[i]] + out
             first = [alive[i] for i in ranks if not beaten[i]]
@@ -382,11 +380,24 @@ def _looks(tokens: int) -> list[int]:
     return sorted(looks)
 
 
-def _threshold(rivals: int, looks: int, clusters: int) -> float:
-    """Student's t that one of all comparisons exceeds by chance in at most 5 % of samples."""
+def _beaten(cost: np.ndarray, error: np.ndarray, clusters: int, level: float) -> np.ndarray:
+    """Which of the tuples the likeliest of them beats, bool; see the module's head."""
+    out = np.zeros(len(cost), dtype=bool)
+    if clusters < 2:
+        return out
+    t = np.divide(cost, error, out=np.where(cost > 0, np.inf, 0.0), where=error > 0)
+    for place, left in zip(np.argsort(-t), range(len(t) - 1, 0, -1), strict=False):
+        if t[place] <= _threshold(level / left, clusters):
+            break
+        out[place] = True
+    return out
+
+
+def _threshold(level: float, clusters: int) -> float:
+    """The value that Student's t with clusters - 1 degrees of freedom exceeds with chance level."""
     from scipy.special import stdtrit
 
-    return -float(stdtrit(clusters - 1, LEVEL / (rivals * looks)))
+    return -float(stdtrit(clusters - 1, level))
 
 
 def _mean(sequence: torch.Tensor, values: torch.Tensor) -> Estimate:
@@ -396,34 +407,29 @@ def _mean(sequence: torch.Tensor, values: torch.Tensor) -> Estimate:
     return ratio(sums.numpy(), counts.numpy())
 
 
-def _needed(behind: torch.Tensor, cost: Estimate, rivals: int) -> Needed | None:
+def _needed(behind: torch.Tensor, cost: Estimate) -> Needed | None:
     """Tokens at which the best would beat a rival that it does not beat yet.
 
     n = (T sd / D)^2, where sd^2 is the variance per token with clusters counted. D itself is mostly
     noise as long as the two are tied, so it is drawn towards what its spread says: were the text
     drawn from the best's own distribution, D would be a Kullback-Leibler divergence, and small ones
     are half the variance of the log ratio. The two are weighted by their precision, the latter
-    being good to within its own size.
+    being taken as good to within a half of itself.
     """
     n, clusters = cost.n, cost.clusters
     spread = float(behind.var())
     if cost.value is None or cost.high is None or not spread:
         return None
-    error = (cost.high - cost.value) / _quantile(clusters - 1)
+    error = (cost.high - cost.value) / _threshold(0.025, clusters)
     prior = spread / 2
-    weights = np.array([1 / max(error, 1e-12) ** 2, 1 / prior**2])
+    weights = np.array([1 / max(error, 1e-12) ** 2, (2 / prior) ** 2])
     true = float(weights @ [cost.value, prior] / weights.sum())
     tokens = float(n)
-    for _ in range(3):
+    for _ in range(3):  # T depends on n, but little
         sequences = max(MIN_SEQUENCES, ceil(tokens * clusters / n))
-        tokens = n * (_threshold(rivals, len(_looks(ceil(tokens))), sequences) * error / true) ** 2
+        share = ceil(tokens) / sum(_looks(ceil(tokens)))
+        tokens = n * (_threshold(LEVEL * share / RIV, sequences) * error / true) ** 2
     return Needed(max(n + 1, ceil(tokens)), max(MIN_SEQUENCES, ceil(tokens * clusters / n)))
-
-
-def _quantile(freedom: int) -> float:
-    from scipy.special import stdtrit
-
-    return float(stdtrit(freedom, 0.975))
 
 
 def _report(race: _Race, standing: _Standing, seconds: float) -> Search:
@@ -434,7 +440,7 @@ def _report(race: _Race, standing: _Standing, seconds: float) -> Search:
         behind = pool.log_likelihood(best, tokens) - pool.log_likelihood(taps, tokens)
         cost = _mean(pool.sequence[tokens], behind)
         open_ = taps in tied and taps != best
-        needed = _needed(behind, cost, len(tied) - 1) if open_ else None
+        needed = _needed(behind, cost) if open_ else None
         return Rival(taps, cost, taps in tied, needed)
 
     def slot(place: int) -> Slot:
