@@ -106,13 +106,13 @@ def _parse_header(
 
 
 def read_tensor(info: TensorInfo, rows: tuple[int, int] | None = None) -> torch.Tensor:
-    """A tensor, or rows ``[first, last)`` of it, mapped by the safetensors library."""
+    """A tensor, mapped from its file, or a copy of its rows ``[first, last)``."""
     from safetensors import safe_open
 
     with safe_open(str(info.file), framework="pt") as file:
         if rows is None:
             return file.get_tensor(info.name)
-        return file.get_slice(info.name)[rows[0] : rows[1]]
+        return file.get_slice(info.name)[rows[0] : rows[1]].clone()
 
 
 def read_json(path: Path) -> dict[str, Any]:
