@@ -14,17 +14,17 @@ import json
 import sys
 import time
 from collections import Counter
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 import torch
 
-from draftprobe.dialects.specforge import parse
 from draftprobe.diagnose.claims import Claims
 from draftprobe.diagnose.diagnosis import judge, weigh
 from draftprobe.diagnose.pool import Limits, Pool, rewired
 from draftprobe.diagnose.search import sample, search
 from draftprobe.diagnose.witness import sample_states, testify
+from draftprobe.dialects.specforge import parse
 from draftprobe.drafter import golden
 from draftprobe.drafter.checkpoint import open_checkpoint
 from draftprobe.drafter.model import load_drafter
@@ -43,7 +43,7 @@ def resampled(
     pool = Pool(drafter, states, limits=Limits(tokens=8 * tokens))
     witness = testify(drafter.fc.weight.detach(), sample_states(states), 0)
 
-    @lru_cache(maxsize=None)
+    @cache
     def whole(taps):
         return observe(rewired(drafter, taps), states, 3)
 
@@ -72,7 +72,7 @@ def resampled(
 
 def main() -> None:
     """Print one line, or one JSON list, over all drafters given."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("states", type=Path)
     parser.add_argument("target", type=Path)
     parser.add_argument("drafts", type=Path, nargs="+")
@@ -93,8 +93,8 @@ def main() -> None:
     for fact in facts:
         told = ", ".join(f"{kind} {count}" for kind, count in fact["verdicts"].items())
         print(
-            f"{fact['drafter']} {fact['trained']}: {told} of {fact['resamples']}; wanted is trained "
-            f"{fact['wanted_is_trained']}, trained in tie set {fact['trained_in_tie_set']}"
+            f"{fact['drafter']} {fact['trained']}: {told} of {fact['resamples']}; wanted is "
+            f"trained {fact['wanted_is_trained']}, trained in tie set {fact['trained_in_tie_set']}"
         )
 
 

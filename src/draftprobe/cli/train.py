@@ -31,6 +31,9 @@ def train(
     bfloat16: Annotated[
         bool, typer.Option("--bfloat16", help="Matrix products in bfloat16 (autocast).")
     ] = False,
+    snapshots: Annotated[
+        Path | None, typer.Option(help="A folder for fc's weights at each measurement.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
 ) -> None:
     """Train a small EAGLE-3 drafter on recorded states; an interrupted run resumes."""
@@ -46,6 +49,8 @@ def train(
 
     if not 0 <= steps_from <= 1:
         raise InputError(f"--steps-from: expected a share in 0..1, found {steps_from}")
+    if snapshots is not None and not snapshots.is_dir():
+        raise InputError(f"{snapshots}: expected a folder for snapshots, found none; create it")
     files = [open_states(path) for path in states]
     wanted = parse_taps(taps)
     for file in files:
@@ -78,6 +83,7 @@ def train(
         measurer(open_states(held_out), wanted) if held_out else None,
         measure_every,
         torch.bfloat16 if bfloat16 else None,
+        snapshots,
     )
     report({"out": str(out)})
 

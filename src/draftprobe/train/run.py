@@ -54,6 +54,7 @@ def run(
     measure: Measure | None = None,
     measure_every: int = 500,
     autocast: torch.dtype | None = None,
+    snapshots: Path | None = None,
 ) -> None:
     """Train a drafter for ``target`` and write its folder ``out``.
 
@@ -68,6 +69,7 @@ def run(
         measure: held-out figures of the drafter as it stands.
         measure_every: updates between two measurements.
         autocast: dtype of the matrix products, None for float32.
+        snapshots: folder for fc's weights as they were at each measurement.
 
     Raises:
         InputError: ``out`` exists, or states, taps and target do not fit together.
@@ -99,6 +101,9 @@ def run(
             if measure is not None:
                 fact |= measure(drafter)
                 drafter.train()
+            if snapshots is not None:
+                name = snapshots / f"{done:06d}.safetensors"
+                save_file({"fc.weight": drafter.fc.weight.detach()}, name)
             history.append(fact)
             report(fact)
 

@@ -1,0 +1,148 @@
+"""Search, witness and verdict on trained drafters of a real target, each on held-out text."""
+
+import json
+import re
+from functools import cache
+
+import pytest
+import real
+from typer.testing import CliRunner
+
+from draftprobe.cli import app
+from draftprobe.diagnose.claims import Claims
+from draftprobe.diagnose.diagnosis import judge, weigh
+from draftprobe.diagnose.pool import Pool, rewired
+from draftprobe.diagnose.search import sample, search
+from draftprobe.diagnose.slots import combine, wanted_taps
+from draftprobe.diagnose.witness import sample_states, testify
+from draftprobe.drafter import golden
+from draftprobe.measure.replay import observe
+from draftprobe.measure.summary import paired
+
+RESAMPLES = 50
+
+
+@pytest.fixture(scope="module")
+def states(tmp_path_factory):
+    return real.held_out(tmp_path_factory.mktemp("held_out") / "states.safetensors")
+
+
+@pytest.fixture(scope="module")
+def asked(states):
+    """Each drafter with its pool, search and witness, asked once."""
+
+    @cache
+    def ask(name):
+        drafter = real.drafter(real.DATA / name)
+        pool = Pool(drafter, states)
+        witness = testify(drafter.fc.weight.detach(), sample_states(states), 0)
+        return drafter, pool, search(pool), witness
+
+    return ask
+
+
+@pytest.mark.parametrize("name", real.TRAINED)
+def test_golden_file_names_what_it_was_trained_on(name):
+    assert golden.read(real.DATA / name).wiring.taps == real.TRAINED[name]
+
+
+@pytest.mark.parametrize("name", real.TRAINED)
+def test_trained_taps_are_recovered(name, asked, states):
+    drafter, pool, found, witness = asked(name)
+    slots = combine(found, witness)
+    print(name, [(slot.replay, slot.weights, slot.silent) for slot in slots])
+    trained = real.TRAINED[name]
+    assert not any(slot.disagree for slot in slots)
+    for tap, slot in zip(trained, slots, strict=True):
+        assert tap in slot.tied
+        assert len(slot.tied) <= 3
+    wanted = wanted_taps(found, slots, pool)
+    if wanted != trained:  # told apart by nothing, so it must cost nothing either
+        a, b = (observe(rewired(drafter, taps), states, 5) for taps in (wanted, trained))
+        assert abs(paired(a, b).acceptance.value) < 0.02
+
+
+@pytest.mark.parametrize("name", real.SMALL)
+def test_healthy_over_resamples_is_never_called_miswired(name, asked, states):
+    drafter, pool, _, witness = asked(name)
+    trained = real.TRAINED[name]
+
+    @cache
+    def whole(taps):
+        return observe(rewired(drafter, taps), states, 2)
+
+    kinds = []
+    for seed in range(RESAMPLES):
+        chosen = sample(pool, seed, tokens=192, sequences=32)
+        kept = pool.sequence[chosen].unique()
+        evidence = weigh(
+            search(pool, chosen, seed=seed), witness, pool,
+            lambda taps, kept=kept: whole(taps).only(kept), states, trained, Claims(),
+        )  # fmt: skip
+        kinds.append(judge(evidence))
+    print(name, {kind: kinds.count(kind) for kind in set(kinds)})
+    assert set(kinds) <= {"healthy", "undecided"}
+    assert kinds.count("healthy") >= RESAMPLES // 2
+
+
+def diagnosed(states, *arguments):
+    result = CliRunner().invoke(
+        app, ["diagnose", "--states", str(states.path), "--json", *map(str, arguments)]
+    )
+    assert result.exit_code in (0, 1, 3), result.output
+    start = result.output.index("{\n")
+    return result.exit_code, json.loads(result.output[start : result.output.rindex("}") + 1])
+
+
+def test_a_momentary_drafter_is_weak_and_never_miswired(states):
+    folder = real.DATA / "moment"
+    for served in ("0,3,16", "3,16,28"):
+        code, verdict = diagnosed(states, folder, "--served", served)
+        assert (code, verdict["verdict"]) == (3, "undecided")
+    code, verdict = diagnosed(states, folder, "--served", "3,16,28", "--claimed-accuracy", "0.45")
+    assert (code, verdict["verdict"]) == (1, "quality")
+
+
+def test_a_good_drafter_is_healthy_and_its_neighbour_is_not(states, tmp_path):
+    folder = real.DATA / "t3_16_28"
+    code, verdict = diagnosed(states, folder, "--served", "3,16,28", "--out", tmp_path / "run")
+    assert (code, verdict["verdict"]) == (0, "healthy")
+    assert verdict["mend"] == []
+    assert json.loads((tmp_path / "run" / "verdict.json").read_text()) == verdict
+    code, verdict = diagnosed(states, folder, "--served", "0,3,16")
+    assert (code, verdict["verdict"]) == (1, "wiring")
+    assert verdict["findings"][0]["id"] == "W103"
+    assert {mend["engine"] for mend in verdict["mend"]} == {"sglang", "vllm"}
+
+
+def test_one_sequence_is_undecided_and_asks_for_sixteen(states, tmp_path):
+    one = real.cut(states, tmp_path / "one.safetensors", sequences=1, counted=32)
+    code, verdict = diagnosed(one, real.DATA / "t3_16_28", "--served", "3,16,28")
+    assert (code, verdict["verdict"]) == (3, "undecided")
+    assert "no interval" in verdict["headline"]
+    assert "at least 16 sequences" in verdict["headline"]
+
+
+def test_sixty_four_tokens_are_undecided_and_say_what_would_decide(states, tmp_path):
+    few = real.cut(states, tmp_path / "few.safetensors", sequences=16, counted=4)
+    code, verdict = diagnosed(few, real.DATA / "t3_16_28", "--served", "3,16,28")
+    assert (code, verdict["verdict"]) == (3, "undecided")
+    assert re.search(r"about \d+ tokens of \d+ sequences would decide", verdict["headline"])
+
+
+def test_few_tokens_name_how_many_would_decide(asked, states):
+    """Over 10 resamples, the number at which a search first decides, against what was told."""
+    _, pool, _, _ = asked("t5_10_20")
+    ratios = []
+    for seed in range(10):
+        order = sample(pool, seed)
+        told = search(pool, sample(pool, seed, tokens=64, sequences=16), seed=seed).needed
+        if told is None:
+            continue
+        for tokens in (64, 128, 256, 512, 1024, len(order)):
+            if search(pool, order[:tokens], seed=seed).decided:
+                ratios.append(tokens / told.tokens)
+                break
+    print(sorted(ratios))
+    assert len(ratios) >= 5
+    assert 1 / 3 <= sorted(ratios)[len(ratios) // 2] <= 3
