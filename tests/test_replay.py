@@ -107,7 +107,8 @@ def test_small_batches_change_nothing(tmp_path, monkeypatch):
     states, _ = tiny.planted_states(tmp_path / "s", made)
     once = observe(made, states, STEPS)
     calls = []
-    monkeypatch.setattr("draftprobe.measure.replay._NUMBERS", 300)
+    for module in ("measure.replay", "drafter.model"):
+        monkeypatch.setattr(f"draftprobe.{module}.WORKING_SET", 300)
     piecewise = observe(
         made, states, STEPS, progress=lambda done, total: calls.append((done, total))
     )

@@ -26,6 +26,9 @@ from draftprobe.drafter.vocabulary import target_ids
 from draftprobe.drafter.wiring import Wiring
 from draftprobe.errors import InputError
 
+WORKING_SET = 2**23
+"""Numbers in the largest tensor that is made at a time: attention weights, states, logits."""
+
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """(q [B, heads, T, d], k, v [B, kv heads, T, d]) -> [B, heads, T, d]."""
 
@@ -224,7 +227,12 @@ class Chains:
 
 
 def unroll(
-    drafter: Drafter, taps: torch.Tensor, tokens: torch.Tensor, steps: int
+    drafter: Drafter,
+    taps: torch.Tensor,
+    tokens: torch.Tensor,
+    steps: int,
+    slots: torch.Tensor | None = None,
+    ends: torch.Tensor | None = None,
 ) -> Iterator[torch.Tensor]:
     """Teacher-forced draft steps: step i of the chain that starts at slot t predicts x_{t+1+i}.
 
@@ -234,19 +242,39 @@ def unroll(
         tokens: the text, int64 [B, n], right-padded with any id; slot t of step i reads token
             t + token_shift + i - 1, and the last token where that lies beyond the text.
         steps: how many.
+        slots: where chains start, int64 [B, C]; every slot if None.
+        ends: length of each text, int64 [B, 1]; n if None.
 
     Yields:
-        o_i, [B, T, H], for i = 1..steps.
+        o_i, [B, C, H], for i = 1..steps.
     """
-    slots = torch.arange(taps.shape[1], device=taps.device)
+    every = torch.arange(taps.shape[1], device=taps.device).expand(len(taps), -1)
+    if ends is None:
+        ends = torch.full_like(every[:, :1], tokens.shape[1])
+
+    def embed(at: torch.Tensor, step: int) -> torch.Tensor:
+        index = (at + drafter.wiring.token_shift + step - 1).clamp(min=0)
+        return drafter.embed(tokens.gather(1, index.minimum(ends - 1)))
+
     attend = Chains()
-    hidden = drafter.fuse(taps)
-    for step in range(1, steps + 1):
-        index = (slots + drafter.wiring.token_shift + step - 1).clamp(0, tokens.shape[1] - 1)
-        e = drafter.embed(tokens[:, index])
-        o = drafter.block(e, hidden, drafter.position(slots, step), attend)
+    o = drafter.block(embed(every, 1), drafter.fuse(taps), drafter.position(every, 1), attend)
+    if slots is None:
+        slots = every
+    else:
+        o = o.gather(1, slots[..., None].expand(-1, -1, o.shape[-1]))
+    yield o
+    size = max(1, WORKING_SET // (taps.shape[0] * drafter.shape.heads * taps.shape[1]))
+    pieces = [(piece, attend.at(piece)) for piece in slots.split(size, dim=1)]
+    for step in range(2, steps + 1):
+        fed = drafter.feedback(o).split(size, dim=1)
+        o = torch.cat(
+            [
+                drafter.block(embed(piece, step), g, drafter.position(piece, step), some)
+                for (piece, some), g in zip(pieces, fed, strict=True)
+            ],
+            dim=1,
+        )
         yield o
-        hidden = drafter.feedback(o)
 
 
 class Cache:

@@ -14,14 +14,11 @@ from dataclasses import dataclass
 
 import torch
 
-from draftprobe.drafter.model import Chains, Drafter
+from draftprobe.drafter.model import WORKING_SET, Drafter, unroll
 from draftprobe.drafter.vocabulary import draft_labels
 from draftprobe.drafter.wiring import check_taps
 from draftprobe.errors import InputError
 from draftprobe.states.record import States
-
-_NUMBERS = 2**23
-"""About the largest tensor made at a time: tap states of a batch, attention weights, logits."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -174,7 +171,7 @@ def _batches(slots: Sequence[torch.Tensor], width: int) -> Iterator[list[int]]:
     needed = {i: int(chosen[-1]) + 1 for i, chosen in enumerate(slots) if len(chosen)}
     batch: list[int] = []
     for index in sorted(needed, key=needed.__getitem__):
-        if batch and (len(batch) + 1) * needed[index] * width > _NUMBERS:
+        if batch and (len(batch) + 1) * needed[index] * width > WORKING_SET:
             yield batch
             batch = []
         batch.append(index)
@@ -218,7 +215,7 @@ def _observe(
 
     columns = []
     valid = real
-    for step, o in enumerate(_steps(drafter, taps, tokens, ends, slots, steps), 1):
+    for step, o in enumerate(unroll(drafter, taps, tokens, steps, slots, ends), 1):
         read, label = slots + wiring.token_shift + step - 1, slots + 1 + step
         known = (read >= 0) & (read < ends) & (label < ends)
         valid = valid & known & at(mask, label)
@@ -235,39 +232,6 @@ def _stack(rows: list[torch.Tensor]) -> torch.Tensor:
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
 
-def _steps(
-    drafter: Drafter,
-    taps: torch.Tensor,
-    tokens: torch.Tensor,
-    ends: torch.Tensor,
-    slots: torch.Tensor,
-    steps: int,
-) -> Iterator[torch.Tensor]:
-    """o_i of the chains that start at ``slots`` [B, C], each [B, C, H], for i = 1..steps."""
-
-    def embed(at: torch.Tensor, step: int) -> torch.Tensor:
-        index = at + drafter.wiring.token_shift + step - 1
-        return drafter.embed(tokens.gather(1, index.clamp(min=0).minimum(ends - 1)))
-
-    every = torch.arange(taps.shape[1], device=taps.device).expand(len(taps), -1)
-    attend = Chains()
-    o = drafter.block(embed(every, 1), drafter.fuse(taps), drafter.position(every, 1), attend)
-    o = o.gather(1, slots[..., None].expand(-1, -1, o.shape[-1]))
-    yield o
-    size = max(1, _NUMBERS // (taps.shape[0] * drafter.shape.heads * taps.shape[1]))
-    pieces = [(piece, attend.at(piece)) for piece in slots.split(size, dim=1)]
-    for step in range(2, steps + 1):
-        fed = drafter.feedback(o).split(size, dim=1)
-        o = torch.cat(
-            [
-                drafter.block(embed(piece, step), g, drafter.position(piece, step), some)
-                for (piece, some), g in zip(pieces, fed, strict=True)
-            ],
-            dim=1,
-        )
-        yield o
-
-
 class _Scorer:
     """The head and the draft vocabulary, over only the positions that count."""
 
@@ -276,7 +240,7 @@ class _Scorer:
         self._drafter = drafter
         self._ids = drafter.target_ids().to(device)
         self._labels = draft_labels(self._ids.cpu(), shape.vocabulary).to(device)
-        self._rows = max(128, _NUMBERS // shape.draft_vocabulary)
+        self._rows = max(128, WORKING_SET // shape.draft_vocabulary)
 
     def __call__(
         self, o: torch.Tensor, wanted: torch.Tensor, valid: torch.Tensor, real: torch.Tensor

@@ -111,6 +111,7 @@ def _open_parts(target: Target, items: Sequence[Item], plan: Plan, out: Path) ->
     folder = out.with_name(out.name + ".parts")
     work = [[item.tokens, item.mask, item.kind] for item in items]
     job = {
+        "target": target.name,
         "config": config_digest(target.text_config),
         "work": hashlib.sha256(json.dumps(work).encode()).hexdigest(),
         "plan": asdict(plan) | {"boundaries": list(plan.boundaries)},
