@@ -81,7 +81,5 @@ def _cpu_model() -> str:
 def _cache() -> dict[str, object]:
     from draftprobe.demo.target import cache_folder, demo_target
 
-    return {
-        "cache": str(cache_folder()),
-        "demo_target": (demo_target() / "config.json").is_file(),
-    }
+    there = (demo_target() / "config.json").is_file()
+    return {"cache": str(cache_folder()), "demo_target": str(demo_target()) if there else None}
