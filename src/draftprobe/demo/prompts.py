@@ -292,13 +292,18 @@ _TEXTS: dict[Kind, Callable[[Split, Random], list[str]]] = {
 }
 
 
-def _write(split: Split, count: int) -> None:
-    for prompt in mixed(split, count):
+def _write(split: Split, count: int, kind: Kind | None) -> None:
+    chosen = mixed(split, count) if kind is None else prompts(kind, split)[:count]
+    for prompt in chosen:
         sys.stdout.write(json.dumps({"prompt": prompt.text, "kind": prompt.kind}) + "\n")
 
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # python -m draftprobe.demo.prompts train|held_out COUNT [KIND]
     import json
     import sys
 
-    _write("train" if sys.argv[1] == "train" else "held_out", int(sys.argv[2]))
+    _write(
+        "train" if sys.argv[1] == "train" else "held_out",
+        int(sys.argv[2]),
+        next((kind for kind in KINDS if kind in sys.argv[3:]), None),
+    )
