@@ -5,9 +5,10 @@ sequences as clusters; what cannot be told apart is a tie, never a guess. Knows 
 tokens, not the drafter, and nobody's opinion of the wiring.
 
     D = log p(x | best) - log p(x | rival)     token by token; its mean varies between sequences
-    The rival is beaten where mean D > T se(D). T is Student's t for an error of 5 % over all that is
-    compared: shared out to the looks (at doubling numbers of tokens) in proportion to their tokens,
-    and in a look to its rivals, the clearest loser first (Holm, Scand. J. Statist. 6 (1979) 65-70).
+    The rival is beaten where mean D > T se(D). T is Student's t for an error of 5 % over all that
+    is compared: shared out to the looks (at doubling numbers of tokens) in proportion to their
+    tokens, and in a look to its rivals, the clearest loser first (Holm, Scand. J. Statist. 6 (1979)
+    65-70).
 
 Coordinate ascent finds the best: slot by slot boundaries race, and hopeless ones drop out after few
 tokens; first among a few evenly spaced ones from several starts, then among all from the best of
@@ -52,7 +53,7 @@ __all__ = [
 Taps = tuple[Tap, ...]
 
 LEVEL = 0.05
-RIV = 1
+_LAST = 3  # rivals that the deciding look still compares, as a rule
 _FIRST = 64  # tokens of the first look
 _DECIDES = 256  # tokens of the first decision, if there are as many
 _STARTS = 2
@@ -428,7 +429,7 @@ def _needed(behind: torch.Tensor, cost: Estimate) -> Needed | None:
     for _ in range(3):  # T depends on n, but little
         sequences = max(MIN_SEQUENCES, ceil(tokens * clusters / n))
         share = ceil(tokens) / sum(_looks(ceil(tokens)))
-        tokens = n * (_threshold(LEVEL * share / RIV, sequences) * error / true) ** 2
+        tokens = n * (_threshold(LEVEL * share / _LAST, sequences) * error / true) ** 2
     return Needed(max(n + 1, ceil(tokens)), max(MIN_SEQUENCES, ceil(tokens * clusters / n)))
 
 
