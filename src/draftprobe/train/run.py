@@ -1,7 +1,7 @@
 """One training run, from states files to a drafter folder in the SpecForge layout.
 
 The folder holds ``config.json`` (taps as boundary ids at top level, the spelling that vLLM reads),
-``model.safetensors`` in bfloat16, ``golden.safetensors`` and ``training.json``.
+``model.safetensors`` in bfloat16 with its index, ``golden.safetensors`` and ``training.json``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from draftprobe.dialects.ids import KEY
 from draftprobe.dialects.specforge import parse, read_rope
 from draftprobe.drafter import golden
-from draftprobe.drafter.checkpoint import open_checkpoint
+from draftprobe.drafter.checkpoint import open_checkpoint, read_header
 from draftprobe.drafter.model import Drafter, Shape, integer, load_drafter
 from draftprobe.drafter.vocabulary import choose, draft_labels, tables
 from draftprobe.drafter.wiring import Tap, check_taps, eagle3, tap_name
@@ -187,6 +187,20 @@ def _config(drafter: Drafter, target: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
+def write_index(folder: Path) -> None:
+    """Write ``model.safetensors.index.json``, which names ``model.safetensors`` alone.
+
+    Without it vLLM reads every safetensors file of a folder as weights, the golden file too, and
+    refuses the drafter.
+    """
+    tensors, _ = read_header(folder / "model.safetensors")
+    index = {
+        "metadata": {"total_size": sum(info.size for info in tensors.values())},
+        "weight_map": dict.fromkeys(sorted(tensors), "model.safetensors"),
+    }
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+
+
 def _write(
     drafter: Drafter,
     config: dict[str, Any],
@@ -211,6 +225,7 @@ def _write(
     if len(kept) < vocabulary:
         weights |= {"d2t": d2t, "t2d": t2d}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    write_index(folder)
     (folder / "config.json").write_text(json.dumps(_config(drafter, config), indent=2) + "\n")
     (folder / "training.json").write_text(json.dumps(facts, indent=2) + "\n")
     written = open_checkpoint(folder)
