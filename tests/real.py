@@ -37,12 +37,12 @@ def target():
     return prepare(print)
 
 
-def held_out(path, per_kind=24, new=48):
+def held_out(path, per_kind=16, new=40):
     """Every boundary on ``per_kind`` held-out prompts of each kind."""
     loaded = load_target(target())
     chosen = [p for kind in KINDS for p in prompts(kind, "held_out")[:per_kind]]
     items = story.items_of(chosen, loaded, path.parent)
-    plan = Plan(loaded.structure.boundaries(), "float16", batch=24, greedy=new)
+    plan = Plan(loaded.structure.boundaries(), "float16", batch=16, greedy=new)
     capture(loaded, items, plan, path)
     return open_states(path)
 

@@ -7,7 +7,7 @@ gives 'undecided', never a guess.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -47,7 +47,9 @@ class Evidence:
         best: replay of the wanted wiring; fed: of the served one, if it is another.
         difference: best less fed, paired.
         over_guess: step 1 of the best wiring less the best constant guess, paired.
-        undecided: why the search did not decide; spread: of expected acceptance in the tie set.
+        undecided: why the search did not decide.
+        spread: of expected acceptance in the tie set; measured only where the served wiring is in
+            it and more than a few are tied.
         claims: what was claimed.
     """
 
@@ -73,8 +75,7 @@ class Evidence:
     @property
     def named(self) -> bool:
         """Every slot has at most a few tied boundaries, or they differ by next to nothing."""
-        few = all(len(slot.tied) <= FEW for slot in self.slots)
-        return few or (self.spread is not None and _within(self.spread, HARMLESS))
+        return _few(self.slots) or (self.spread is not None and _within(self.spread, HARMLESS))
 
     @property
     def worse(self) -> bool:
@@ -86,6 +87,10 @@ class Evidence:
     def below_walk(self) -> bool:
         """The server accepts less than the walk under its own wiring predicts."""
         return acceptance_met(self.claims.acceptance, self.fed or self.best) is False
+
+
+def _few(slots: Sequence[SlotEvidence]) -> bool:
+    return all(len(slot.tied) <= FEW for slot in slots)
 
 
 def _within(estimate: Estimate, bound: float) -> bool:
@@ -168,7 +173,7 @@ def weigh(
     slots = combine(found, witness)
     wanted = wanted_taps(found, slots, pool)
     best, fed = replay(wanted), replay(served) if served else None
-    return Evidence(
+    evidence = Evidence(
         slots=slots,
         wanted=wanted,
         served=served,
@@ -177,9 +182,12 @@ def weigh(
         difference=paired(fed, best) if fed else None,
         over_guess=_over_guess(best, states),
         undecided=found.undecided,
-        spread=_spread(best, replay, wanted, slots),
+        spread=None,
         claims=claims,
     )
+    if _few(slots) or not evidence.served_tied:
+        return evidence
+    return replace(evidence, spread=_spread(best, replay, wanted, slots))
 
 
 def _over_guess(best: Observations, states: States) -> Estimate:
