@@ -16,10 +16,10 @@ def test_commands(tmp_path):
         (tmp_path / name).symlink_to(ROOT / name)
     binary = tmp_path / "bin"
     binary.mkdir()
-    (binary / "python").symlink_to(sys.executable)
-    script = binary / "draftprobe"
-    script.write_text(f"#!{sys.executable}\nfrom draftprobe.cli import main\nmain()\n")
-    script.chmod(0o755)
+    start = "-c 'from draftprobe.cli import main; main()'"
+    for name, code in (("python", ""), ("draftprobe", start)):
+        (binary / name).write_text(f'#!/bin/sh\nexec {sys.executable} {code} "$@"\n')
+        (binary / name).chmod(0o755)
     environment = os.environ | {"PATH": f"{binary}:{os.environ['PATH']}"}
     result = subprocess.run(
         ["bash", "-euxo", "pipefail", "-c", block],
