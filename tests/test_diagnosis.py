@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from draftprobe.diagnose.claims import Claims, parse_claims
-from draftprobe.diagnose.diagnosis import Evidence, _findings, _headline, judge
+from draftprobe.diagnose.diagnosis import Evidence, _findings, _headline, judge, verdict_of
 from draftprobe.diagnose.slots import SlotEvidence, confidence
 from draftprobe.errors import InputError
 from draftprobe.measure.acceptance import Walk
@@ -64,7 +64,11 @@ CASES = {
     "served otherwise and worse": ({}, "wiring"),
     "served otherwise, claim met": ({"claims": Claims(0.5)}, "wiring"),
     "served otherwise, claim missed too": ({"claims": Claims(0.747)}, "several"),
-    "the founding user's two claims": ({"claims": Claims(0.747, 1.8)}, "several"),
+    "founding claims, served taps allow 1.1": ({"claims": Claims(0.747, 1.8)}, "quality"),
+    "founding claims, no served taps": (UNKNOWN | {"claims": Claims(0.747, 1.8)}, "quality"),
+    "served more than these taps allow": ({"claims": Claims(0.5, 1.6)}, "undecided"),
+    "served what these taps allow": ({"claims": Claims(0.5, 1.1)}, "wiring"),
+    "right, served above the walk": (RIGHT | {"claims": Claims(0.5, 1.9)}, "healthy"),
     "right": (RIGHT, "healthy"),
     "right, claim met": (RIGHT | {"claims": Claims(0.51)}, "healthy"),
     "right, both claims met": (RIGHT | {"claims": Claims(0.5, 1.6)}, "healthy"),
@@ -117,6 +121,8 @@ def test_findings_name_what_is_wrong():
     assert found == {"W103", "Q101"}  # 1.01 is what the served wiring's own walk allows, 1.0..1.2
     found = {f.id for f in _findings(evidence(claims=Claims(0.5, 0.9 + 0.05)))}
     assert found == {"W103", "E101"}
+    found = {f.id for f in _findings(evidence(claims=Claims(0.5, 1.8)))}
+    assert found == {"W103", "E102"}
     assert _findings(evidence(**RIGHT)) == []
     (remains,) = _findings(evidence(**RIGHT, claims=Claims(None, 1.2)))
     assert remains.id == "E101"
@@ -138,6 +144,22 @@ def test_findings_name_what_is_wrong():
 )
 def test_confidence(pairs, expected):
     assert confidence(slots(*pairs)) == expected
+
+
+@pytest.mark.parametrize(
+    ("claims", "statuses"),
+    [
+        (Claims(), []),
+        (Claims(0.5), ["met"]),
+        (Claims(0.6, 1.0), ["missed", "within"]),
+        (Claims(None, 1.8), ["above"]),
+        (Claims(None, 0.9), ["below"]),
+    ],
+)
+def test_every_claim_leaves_a_trace(claims, statuses):
+    case = evidence(claims=claims)
+    told = verdict_of(case, [], {}).claims
+    assert [claim.status for claim in told] == statuses
 
 
 def test_a_disagreement_keeps_what_replay_says():

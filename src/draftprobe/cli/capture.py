@@ -1,5 +1,6 @@
 """`draftprobe capture`: a target and texts in, a States file out."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -67,6 +68,12 @@ def capture(
         record(loaded, items, plan, out, progress)
     states = open_states(out)
     counted_tokens = int(states.mask.sum())
+    if not counted_tokens:
+        print(
+            "capture: no token counts, so nothing can be replayed on this file: the prompts hold "
+            "no answers; give --greedy N to let the target answer",
+            file=sys.stderr,
+        )
     if as_json:
         import json
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
+from draftprobe.diagnose.verdict import ClaimCheck
 from draftprobe.errors import InputError
 from draftprobe.measure.interval import Estimate
 from draftprobe.measure.summary import Summary
@@ -70,14 +72,36 @@ def accuracy_met(claim: float | None, summary: Summary) -> bool | None:
     return None if claim is None or high is None else high >= claim
 
 
-def acceptance_met(claim: float | None, summary: Summary) -> bool | None:
-    """Is the served length at or above the walk's interval? None without a claim or a walk.
+Place = Literal["below", "within", "above"]
+
+
+def acceptance_place(claim: float | None, summary: Summary) -> Place | None:
+    """Where the served length stands to the walk's interval; None without a claim or a walk.
 
     Only the walk along the target's own greedy text may accuse a server: on other text the
     expected length is an estimate.
     """
-    low = summary.acceptance.low
-    return None if claim is None or low is None or not summary.exact else claim >= low
+    low, high = summary.acceptance.low, summary.acceptance.high
+    if claim is None or low is None or high is None or not summary.exact:
+        return None
+    return "below" if claim < low else "above" if claim > high else "within"
+
+
+def checked(claims: Claims, best: Summary, fed: Summary) -> tuple[ClaimCheck, ...]:
+    """Every claim given, held against the best wiring (accuracy) and the served one."""
+    out = []
+    met, top = accuracy_met(claims.accuracy, best), best.steps[0].top1
+    if claims.accuracy is not None:
+        status = "not judged" if met is None else "met" if met else "missed"
+        told = f"next token {top.value:.3f}, at most {top.high or top.value or 0:.3f}, best wiring"
+        out.append(ClaimCheck("accuracy", claims.accuracy, status, told))
+    if claims.acceptance is not None:
+        place, walk = acceptance_place(claims.acceptance, fed), fed.acceptance
+        told = f"{len(fed.steps)} drafts per pass allow {walk.value:.2f}"
+        if walk.low is not None:
+            told += f" ({walk.low:.2f} to {walk.high:.2f})"
+        out.append(ClaimCheck("acceptance", claims.acceptance, place or "not judged", told))
+    return tuple(out)
 
 
 def beats(difference: Estimate) -> bool:

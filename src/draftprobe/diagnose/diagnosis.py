@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from draftprobe.diagnose.claims import Claims, acceptance_met, accuracy_met, beats
+from draftprobe.diagnose.claims import Claims, acceptance_place, accuracy_met, beats, checked
 from draftprobe.diagnose.pool import Limits, Pool, rewired
 from draftprobe.diagnose.search import Search, search
 from draftprobe.diagnose.slots import SlotEvidence, combine, confidence, wanted_taps
@@ -84,9 +84,9 @@ class Evidence:
         return gain is not None and beats(gain.log_likelihood[0]) and beats(gain.acceptance)
 
     @property
-    def below_walk(self) -> bool:
-        """The server accepts less than the walk under its own wiring predicts."""
-        return acceptance_met(self.claims.acceptance, self.fed or self.best) is False
+    def place(self) -> str | None:
+        """Where the served acceptance stands to the walk under the served wiring."""
+        return acceptance_place(self.claims.acceptance, self.fed or self.best)
 
 
 def _few(slots: Sequence[SlotEvidence]) -> bool:
@@ -105,11 +105,11 @@ def judge(evidence: Evidence) -> Kind:
         return "undecided"
     if not beats(evidence.over_guess):  # weights that say nothing accuse no wire
         return "quality" if missed else "undecided"
-    if evidence.served_tied is False and evidence.worse:
+    if evidence.served_tied is False and evidence.worse and evidence.place != "above":
         return "several" if missed else "wiring"
     if missed:
         return "quality"
-    if evidence.below_walk:
+    if evidence.place == "below":
         return "wiring"
     if evidence.served_tied and evidence.named:
         return "healthy"
@@ -231,6 +231,7 @@ def verdict_of(
         replays=(evidence.best, evidence.fed) if evidence.fed else (evidence.best,),
         not_evaluated=(*_unjudged(evidence), *not_evaluated),
         slots=evidence.slots,
+        claims=checked(evidence.claims, evidence.best, evidence.fed or evidence.best),
         provenance=provenance | {"proved": evidence.worse},
     )
 
@@ -246,7 +247,7 @@ def _headline(kind: Kind, evidence: Evidence) -> str:
     if kind == "undecided":
         return f"{_why_undecided(evidence)}; so far {text}"
     if kind == "wiring" and not (evidence.served_tied is False and evidence.worse):
-        return f"another wire remains, or the engine: {_below(evidence)}; {text}"
+        return f"another wire remains, or the engine: {_off(evidence)}; {text}"
     if kind in ("quality", "several"):
         text += f"; claimed {evidence.claims.accuracy:.3f} is not reached under any wiring"
     return text
@@ -263,12 +264,15 @@ def _why_undecided(evidence: Evidence) -> str:
         )
     if evidence.served is None:
         return "no served wiring to judge (give --served or --engine)"
+    if evidence.place == "above" and evidence.served_tied is False:
+        fed = taps_name(evidence.served or ())
+        return f"the server does not feed {fed}, or drafts otherwise: {_off(evidence)}"
     if evidence.served_tied is False:
         return "the served wiring is another one, but no loss was measured"
     return evidence.undecided or "the tie set is too wide to call the served wiring right"
 
 
-def _below(evidence: Evidence) -> str:
+def _off(evidence: Evidence) -> str:
     walk = (evidence.fed or evidence.best).acceptance
     return (
         f"the walk predicts {walk.value:.2f} ({walk.low:.2f} to {walk.high:.2f}) tokens per pass, "
@@ -282,7 +286,20 @@ def _findings(evidence: Evidence) -> list[Finding]:
         found.append(_taps_finding(evidence, evidence.served, evidence.difference))
     if accuracy_met(evidence.claims.accuracy, evidence.best) is False:
         found.append(_quality_finding(evidence))
-    if evidence.below_walk and beats(evidence.over_guess):
+    if evidence.place == "above" and evidence.served_tied is False:
+        found.append(
+            Finding(
+                id="E102",
+                title="the server accepts more than the served taps allow",
+                wire=None,
+                severity=None,
+                served=f"{evidence.claims.acceptance:.2f}",
+                wanted=None,
+                evidence=_off(evidence)
+                + ": it feeds other taps, or drafts a tree, or the text is not comparable",
+            )
+        )
+    if evidence.place == "below" and beats(evidence.over_guess):
         found.append(
             Finding(
                 id="E101",
@@ -291,7 +308,7 @@ def _findings(evidence: Evidence) -> list[Finding]:
                 severity=None,
                 served=f"{evidence.claims.acceptance:.2f}",
                 wanted=f"{(evidence.fed or evidence.best).acceptance.value:.2f}",
-                evidence=_below(evidence)
+                evidence=_off(evidence)
                 + ": another wire than the taps is cut, or the engine's state is wrong",
             )
         )

@@ -95,7 +95,7 @@ class Subject:
         config = (self.checkpoint.folder / "config.json").read_bytes()
         return {
             "command": ["draftprobe", *command],
-            "drafter": str(self.checkpoint.folder),
+            "drafter": str(self.checkpoint.folder.resolve()),
             "config_sha256": hashlib.sha256(config).hexdigest(),
             "states": str(self.states.path),
             "target": self.states.provenance.model,

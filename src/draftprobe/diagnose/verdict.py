@@ -42,6 +42,22 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class ClaimCheck:
+    """A number that was claimed, and what the replay makes of it.
+
+    Attributes:
+        what: ``accuracy`` or ``acceptance``; claimed: the number.
+        status: met or missed; below, within or above what the wiring allows; or not judged.
+        evidence: the replay's number with its interval.
+    """
+
+    what: str
+    claimed: float
+    status: str
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
 class NotEvaluated:
     """Something that was not checked, and why; never the same as clean."""
 
@@ -78,7 +94,7 @@ class Verdict:
             None where that is not known; tied: per slot, the boundaries that cannot be told apart.
         findings: what is wrong; replays: the figures of each wiring that was replayed.
         not_evaluated: what was not checked.
-        slots: what each witness says of each slot.
+        slots: what each witness says of each slot; claims: what became of each claim.
         mend: per engine.
         provenance: versions, digests, files, command.
     """
@@ -93,6 +109,7 @@ class Verdict:
     replays: tuple[Summary, ...]
     not_evaluated: tuple[NotEvaluated, ...]
     slots: tuple[SlotEvidence, ...] = ()
+    claims: tuple[ClaimCheck, ...] = ()
     mend: tuple[Mend, ...] = ()
     provenance: dict[str, Any] = field(default_factory=dict)
 
@@ -112,6 +129,7 @@ class Verdict:
             "replay": [summary.to_json() for summary in self.replays],
             "not_evaluated": [asdict(entry) for entry in self.not_evaluated],
             "slots": [asdict(slot) | {"tied": list(slot.tied)} for slot in self.slots],
+            "claims": [asdict(claim) for claim in self.claims],
             "mend": [asdict(mend) for mend in self.mend],
             "provenance": self.provenance,
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -42,8 +43,13 @@ def render(verdict: Verdict) -> Iterator[str]:
     for mend in verdict.mend:
         yield _line("mend", f"{mend.engine} {mend.version}: {mend.note}")
         yield from (" " * LABEL + line for line in mend.diff.splitlines())
+    for claim in verdict.claims:
+        yield _line("claim", f"{claim.what} {claim.claimed:.3f}: {claim.status}; {claim.evidence}")
     for entry in verdict.not_evaluated:
         yield _line("not run", f"{entry.what}: {entry.why}")
+    command = verdict.provenance.get("command")
+    if command:
+        yield shlex.join(command)
 
 
 def _slot(slot: SlotEvidence) -> str:
