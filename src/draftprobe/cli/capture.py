@@ -33,6 +33,7 @@ def capture(
     given = [path for path in (text, prompts, tokens) if path is not None]
     if len(given) != 1:
         raise InputError(f"expected exactly one of --text, --prompts, --tokens, found {len(given)}")
+    from draftprobe.cli.progress import check_device
     from draftprobe.drafter.wiring import parse_taps
     from draftprobe.states.capture import DTYPES, Plan
     from draftprobe.states.capture import capture as record
@@ -40,6 +41,7 @@ def capture(
     from draftprobe.states.record import open_states
     from draftprobe.states.target import load_target
 
+    check_device(device)
     if compute not in DTYPES:
         raise InputError(f"--compute: expected one of {', '.join(DTYPES)}, found {compute!r}")
     taps = None if boundaries == "all" else parse_taps(boundaries)

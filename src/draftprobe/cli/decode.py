@@ -33,7 +33,7 @@ def decode(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Decode greedily, plainly and speculatively: same text, acceptance length, speed."""
-    from draftprobe.cli.progress import counted
+    from draftprobe.cli.progress import check_device, counted
     from draftprobe.dialects.specforge import parse
     from draftprobe.drafter.checkpoint import open_checkpoint
     from draftprobe.drafter.golden import read
@@ -44,6 +44,7 @@ def decode(
     from draftprobe.states.prompts import read_prompts
     from draftprobe.states.target import load_target
 
+    check_device(device)
     if dtype not in DTYPES:
         raise InputError(f"--dtype: expected one of {', '.join(DTYPES)}, found {dtype!r}")
     checkpoint = open_checkpoint(draft)

@@ -8,8 +8,7 @@ import typer
 
 from draftprobe.errors import InputError
 
-EXIT = {"healthy": 0, "undecided": 3}
-"""Exit code of each verdict; every other one is a finding, 1."""
+UNDECIDED, FINDINGS = 3, 1
 
 
 def diagnose(
@@ -39,8 +38,15 @@ def diagnose(
     """Find the taps that the weights want, compare with what is served, judge, mend."""
     if served is not None and engine is not None:
         raise InputError("expected at most one of --served and --engine, found both")
-    if out is not None and out.exists():
-        raise InputError(f"{out}: exists already and is not overwritten; choose another --out")
+    if seed < 0 or seed >= 2**63:
+        raise InputError(f"--seed: expected a number in 0..2^63 - 1, found {seed}")
+    from draftprobe.cli.progress import check_device
+
+    check_device(device)
+    from draftprobe.diagnose.run import check_out
+
+    if out is not None:
+        check_out(out)
     from draftprobe.diagnose.claims import parse_claims
     from draftprobe.diagnose.diagnosis import diagnose as run
     from draftprobe.diagnose.pool import Limits
@@ -66,7 +72,8 @@ def diagnose(
     if out is not None:
         write_run(out, verdict, search, witness)
     _print(verdict, as_json, render)
-    raise typer.Exit(EXIT.get(verdict.verdict, 1))
+    undecided = verdict.verdict == "undecided"
+    raise typer.Exit(UNDECIDED if undecided else FINDINGS if verdict.findings else 0)
 
 
 def _say(stage: str) -> None:

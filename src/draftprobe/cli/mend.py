@@ -19,11 +19,19 @@ def mend(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show the change to the drafter's config that mends its taps for one engine."""
-    from draftprobe.diagnose.mend import mend, read_config, read_wanted, write_beside
+    from draftprobe.diagnose.mend import (
+        check_unchanged,
+        mend,
+        read_config,
+        read_wanted,
+        write_beside,
+    )
     from draftprobe.dialects.engines import parse_engine
 
     reader, wanted = parse_engine(engine), read_wanted(verdict)
-    mended = mend(read_config(wanted.drafter), wanted, reader)
+    text = read_config(wanted.drafter)
+    check_unchanged(verdict, wanted, text)
+    mended = mend(text, wanted, reader)
     change, written = mended.mend, None
     if write and mended.text is None:
         raise InputError(f"--write: no config to write: {change.note}")

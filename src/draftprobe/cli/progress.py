@@ -5,6 +5,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from draftprobe.errors import InputError
+
+
+def check_device(device: str) -> None:
+    """Raise InputError unless torch can compute on ``device``."""
+    import torch
+
+    kinds = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
+    if device.partition(":")[0] not in kinds:
+        raise InputError(
+            f"--device: expected {' or '.join(kinds)} on this machine, found {device!r}"
+        )
+
 
 @contextmanager
 def counted(what: str, unit: str) -> Iterator[Callable[[int, int], None]]:

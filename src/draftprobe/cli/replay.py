@@ -34,7 +34,7 @@ def replay(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Test a drafter alone on recorded states: accuracy per step, expected acceptance length."""
-    from draftprobe.cli.progress import counted
+    from draftprobe.cli.progress import check_device, counted
     from draftprobe.dialects.specforge import parse
     from draftprobe.drafter.checkpoint import open_checkpoint
     from draftprobe.drafter.golden import read
@@ -44,6 +44,7 @@ def replay(
     from draftprobe.measure.summary import summarise
     from draftprobe.states.record import open_states
 
+    check_device(device)
     checkpoint = open_checkpoint(draft)
     wiring = parse(checkpoint, parse_taps(taps)) if taps is not None else read(draft).wiring
     recorded = open_states(states)

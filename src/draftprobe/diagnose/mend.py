@@ -6,6 +6,7 @@ Shows a diff and writes beside the old config, never over it. Knows no engine's 
 from __future__ import annotations
 
 import difflib
+import hashlib
 import json
 import os
 import tempfile
@@ -122,7 +123,8 @@ def read_wanted(path: Path) -> Wanted:
     """
     file = path / "verdict.json" if path.is_dir() else path
     data = read_json(file)
-    if data.get("schema_version") != SCHEMA_VERSION:
+    found = data.get("schema_version")
+    if type(found) is not int or found != SCHEMA_VERSION:
         raise InputError(
             f"{file}: expected a verdict of schema_version {SCHEMA_VERSION}, found "
             f"{data.get('schema_version')!r}; is it what `draftprobe diagnose --out` wrote?"
@@ -137,6 +139,17 @@ def read_wanted(path: Path) -> Wanted:
     drafter, family = _fact(facts, "drafter", str, file), _fact(facts, "family", str, file)
     taps = _taps(data.get("wanted"), layers, file)
     return Wanted(Path(drafter), taps, family, layers, _fact(facts, "proved", bool, file))
+
+
+def check_unchanged(path: Path, wanted: Wanted, text: str) -> None:
+    """Raise InputError if the drafter's config is not the one that was diagnosed."""
+    file = path / "verdict.json" if path.is_dir() else path
+    diagnosed = read_json(file).get("provenance", {}).get("config_sha256")
+    if diagnosed is not None and diagnosed != hashlib.sha256(text.encode()).hexdigest():
+        raise InputError(
+            f"{wanted.drafter / 'config.json'}: has changed since {file} was written; "
+            "diagnose again"
+        )
 
 
 def _fact(facts: dict[str, Any], key: str, kind: type, file: Path) -> Any:

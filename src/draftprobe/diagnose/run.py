@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
@@ -183,16 +184,25 @@ def open_subject(draft: Path, states: Path, target: Path | None, device: str) ->
     return Subject(checkpoint, drafter, recorded, family)
 
 
+def check_out(out: Path) -> None:
+    """Raise InputError unless ``out`` can be made: nothing there, a folder (or nothing) above."""
+    if out.exists() or out.is_symlink():
+        raise InputError(f"{out}: exists already and is not overwritten; choose another --out")
+    above = next(folder for folder in out.absolute().parents if folder.exists())
+    if not above.is_dir():
+        raise InputError(f"{out}: {above} is no folder; choose another --out")
+
+
 def write_run(out: Path, verdict: Verdict, search: Search, witness: Witness) -> None:
     """Write a run folder: the verdict and both witnesses' tables; made beside, moved into place.
 
     Raises:
         InputError: it cannot be written.
     """
-    beside = out.with_name(out.name + ".partial")
+    beside = None
     try:
-        shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir(parents=True)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        beside = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
         tables = {
             "verdict": verdict.to_json(),
             "search": search.to_json(),
@@ -200,6 +210,9 @@ def write_run(out: Path, verdict: Verdict, search: Search, witness: Witness) -> 
         }
         for name, table in tables.items():
             (beside / f"{name}.json").write_text(json.dumps(table, indent=2) + "\n")
+        beside.chmod(0o755)
         os.replace(beside, out)
     except OSError as error:
+        if beside is not None:
+            shutil.rmtree(beside, ignore_errors=True)
         raise InputError(f"{out}: cannot be written: {error.strerror or error}") from None

@@ -1,6 +1,7 @@
 """A checkpoint folder as config, tensor headers and tensors read on demand.
 
-Never runs code from a folder and never reads outside it; does not know what the tensors mean.
+Never runs code from a folder; an index names files inside it only. Does not know what the tensors
+mean.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from stat import S_ISREG
 from typing import TYPE_CHECKING, Any
 
 from draftprobe.errors import InputError
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 _MAX_HEADER = 100_000_000
+_MAX_JSON = 100_000_000
 _SIZES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "I16": 2, "U16": 2, "F16": 2,
     "BF16": 2, "I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8,
@@ -69,7 +72,7 @@ def read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
         InputError: no such file, truncated, or not safetensors.
     """
     try:
-        total = path.stat().st_size
+        total = _regular(path)
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if total < 8 or not 2 <= length <= min(total - 8, _MAX_HEADER):
@@ -83,6 +86,14 @@ def read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
             f"{path}: expected a complete safetensors file: {error}; "
             "it may be truncated or of another format (a pickle is never loaded)"
         ) from None
+
+
+def _regular(path: Path) -> int:
+    """The size of a regular file: a pipe or a device is never read."""
+    status = path.stat()
+    if not S_ISREG(status.st_mode):
+        raise InputError(f"{path}: expected a regular file, found something else")
+    return status.st_size
 
 
 def _parse_header(
@@ -102,7 +113,9 @@ def _parse_header(
         end = stop
     if base + end != total:
         raise ValueError(f"the header describes {base + end} bytes, the file has {total}")
-    return tensors, {str(key): str(value) for key, value in metadata.items()}
+    if not all(isinstance(value, str) for value in metadata.values()):
+        raise ValueError("metadata that is not text")
+    return tensors, metadata
 
 
 def read_tensor(info: TensorInfo, rows: tuple[int, int] | None = None) -> torch.Tensor:
@@ -118,6 +131,8 @@ def read_tensor(info: TensorInfo, rows: tuple[int, int] | None = None) -> torch.
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; InputError if it is missing or not an object."""
     try:
+        if _regular(path) > _MAX_JSON:
+            raise InputError(f"{path}: expected JSON of at most {_MAX_JSON} bytes, found more")
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
@@ -139,23 +154,28 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
     if not folder.is_dir():
         raise InputError(f"{folder}: expected a checkpoint folder, found none; check the path")
     config = read_json(folder / "config.json")
-    tensors: dict[str, TensorInfo] = {}
-    for file in _weight_files(folder):
-        tensors.update(read_header(file)[0])
-    return Checkpoint(folder, config, tensors)
+    return Checkpoint(folder, config, _weights(folder))
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def _weights(folder: Path) -> dict[str, TensorInfo]:
+    """Every tensor; where there is an index, each from the file that it names."""
     index = folder / "model.safetensors.index.json"
     if index.exists():
         weight_map = read_json(index).get("weight_map")
-        names = set(weight_map.values()) if isinstance(weight_map, dict) else set[Any]()
-        if not names or not all(_plain(name) for name in names):
+        if (
+            not isinstance(weight_map, dict)
+            or not weight_map
+            or not all(_plain(name) for name in weight_map.values())
+        ):
             raise InputError(f"{index}: weight_map must name files inside {folder} only")
-        return [folder / name for name in sorted(names)]
+        headers = {name: read_header(folder / name)[0] for name in set(weight_map.values())}
+        missing = [tensor for tensor, name in weight_map.items() if tensor not in headers[name]]
+        if missing:
+            raise InputError(f"{index}: names {missing[0]!r}, which its file does not hold")
+        return {tensor: headers[name][tensor] for tensor, name in weight_map.items()}
     single = folder / "model.safetensors"
     if single.exists():
-        return [single]
+        return read_header(single)[0]
     found = ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) or "nothing"
     raise InputError(
         f"{folder}: expected model.safetensors or model.safetensors.index.json, found {found}"

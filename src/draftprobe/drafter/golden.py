@@ -21,6 +21,7 @@ from draftprobe.errors import InputError
 NAME = "golden.safetensors"
 _KEY = "draftprobe-golden"
 _MAX_BYTES = 1_000_000
+_MAX_VOCABULARY = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +104,13 @@ def read(folder: Path) -> Golden:
         facts = json.loads(metadata[_KEY])
         vocabulary = int(facts["vocabulary"])
         data = {n: read_tensor(tensors[n]) for n in ("tokens", "taps", "embedding", "drafts")}
-    except (KeyError, ValueError, TypeError) as error:
+    except (KeyError, ValueError, TypeError, OverflowError) as error:
         raise InputError(f"{path}: not a golden file of draftprobe: {error!r}") from None
     n = data["tokens"].numel()
     if (
         n < 2
+        or not len(data["drafts"])
+        or not 0 < vocabulary <= _MAX_VOCABULARY
         or [data[name].dim() for name in ("tokens", "taps", "embedding", "drafts")] != [1, 2, 2, 2]
         or not (len(data["taps"]) == data["drafts"].shape[1] == n - 1)
         or len(data["embedding"]) != n

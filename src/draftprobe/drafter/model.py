@@ -26,6 +26,8 @@ from draftprobe.drafter.vocabulary import target_ids
 from draftprobe.drafter.wiring import Wiring
 from draftprobe.errors import InputError
 
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
 WORKING_SET = 2**23
 """Numbers in the largest tensor that is made at a time: attention weights, states, logits."""
 
@@ -316,8 +318,8 @@ def shape_of(checkpoint: Checkpoint, wiring: Wiring) -> Shape:
     q = checkpoint.info("midlayer.self_attn.q_proj.weight").shape
     k = checkpoint.info("midlayer.self_attn.k_proj.weight").shape
     gate = checkpoint.info("midlayer.mlp.gate_proj.weight").shape
-    if not all(len(shape) == 2 for shape in (fc, head, q, k, gate)):
-        raise InputError(f"{checkpoint.folder}: expected two-dimensional weights")
+    if not all(len(shape) == 2 and 0 not in shape for shape in (fc, head, q, k, gate)):
+        raise InputError(f"{checkpoint.folder}: expected two-dimensional weights, none empty")
     heads, vocabulary = (
         integer(config, "num_attention_heads", where),
         integer(config, "vocab_size", where),
@@ -330,7 +332,13 @@ def shape_of(checkpoint: Checkpoint, wiring: Wiring) -> Shape:
         )
     hidden = integer(config, "hidden_size", where)
     head_dim = q[0] // heads
-    if hidden != fc[0] or q[0] != heads * head_dim or k[0] % head_dim:
+    width = config.get("target_hidden_size", fc[1] // taps)
+    if width != fc[1] // taps:
+        raise InputError(
+            f"{where}: fc reads {fc[1]} channels, {fc[1] / width if width else 0:g} taps of "
+            f"target_hidden_size {width!r}, and {taps} taps were given"
+        )
+    if hidden != fc[0] or not head_dim or q[0] != heads * head_dim or k[0] % head_dim:
         raise InputError(
             f"{where}: hidden_size {hidden} and {heads} heads do not fit fc {fc}, q_proj {q}, "
             f"k_proj {k}"
@@ -345,8 +353,15 @@ def shape_of(checkpoint: Checkpoint, wiring: Wiring) -> Shape:
         intermediate=gate[0],
         draft_vocabulary=head[0],
         vocabulary=vocabulary,
-        epsilon=float(config.get("rms_norm_eps", 1e-6)),
+        epsilon=_epsilon(config, where),
     )
+
+
+def _epsilon(config: dict[str, Any], where: Any) -> float:
+    value = config.get("rms_norm_eps", 1e-6)  # transformers' own default
+    if not isinstance(value, float) or not 0 < value < 1:
+        raise InputError(f"{where}: expected rms_norm_eps between 0 and 1, found {value!r}")
+    return value
 
 
 def integer(config: dict[str, Any], key: str, where: Any) -> int:
@@ -388,6 +403,11 @@ def load_drafter(
             raise InputError(
                 f"{checkpoint.folder}: {name} should have shape {tuple(wanted.shape)}, found "
                 f"{tuple(tensor.shape)}"
+            )
+        if wanted.is_floating_point() and tensor.dtype not in FLOATS:
+            raise InputError(
+                f"{checkpoint.folder}: {name} should be float32, float16 or bfloat16, found "
+                f"{tensor.dtype}; quantised weights are not read"
             )
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             raise InputError(f"{checkpoint.folder}: {name} holds NaN or infinite values")

@@ -84,7 +84,9 @@ def capture(
     kept = [part for part in parts if "lengths" in read_header(part)[0]]
     if not kept:
         raise InputError(f"{out}: every sequence was shorter than 2 tokens; nothing was recorded")
-    merge_parts(kept, out, _provenance(target, items, plan, kept))
+    whole = folder / "whole"
+    merge_parts(kept, whole, _provenance(target, items, plan, kept))
+    os.replace(whole, out)
     shutil.rmtree(folder)
 
 
@@ -101,7 +103,7 @@ def _check(target: Target, items: Sequence[Item], plan: Plan, out: Path) -> None
                 f"sequence {number}: expected token ids in 0..{vocabulary - 1}, found "
                 f"{'none' if not item.tokens else 'others'}; are they of another vocabulary?"
             )
-    if out.exists():
+    if out.exists() or out.is_symlink():
         raise InputError(f"{out}: exists already and is not overwritten; choose another --out")
     if not out.parent.is_dir():
         raise InputError(f"{out.parent}: expected a folder to write to, found none; create it")
@@ -118,13 +120,13 @@ def _open_parts(target: Target, items: Sequence[Item], plan: Plan, out: Path) ->
         "compute": str(target.model.dtype),
     }
     record = folder / "job.json"
-    if record.exists():
-        if json.loads(record.read_text()) != job:
-            raise InputError(
-                f"{folder}: holds parts of another capture; remove it or choose another --out"
-            )
-        return folder
     folder.mkdir(exist_ok=True)
+    parts = {entry.name for entry in folder.iterdir()} - {record.name}
+    if parts and (not record.is_file() or record.read_text() != json.dumps(job)):
+        raise InputError(
+            f"{folder}: holds parts of another capture, or something else; move it away, or "
+            "choose another --out"
+        )
     record.write_text(json.dumps(job))
     return folder
 

@@ -103,6 +103,10 @@ def _messages(where: str, data: dict[str, Any]) -> list[dict[str, str]]:
 def _string(where: str, data: dict[str, Any], key: str) -> str:
     if not isinstance(data.get(key), str):
         raise InputError(f"{where}: expected a string under {key!r}, found keys {sorted(data)}")
+    try:
+        data[key].encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"{where}: {key!r} is no valid Unicode: {error}") from None
     return data[key]
 
 
@@ -110,6 +114,8 @@ def _chat_item(
     where: str, tokenizer: Any, chat: list[dict[str, str]], kind: str, limit: int
 ) -> Item:
     answered = chat[-1]["role"] == "assistant"
+    if answered and len(chat) == 1:
+        raise InputError(f"{where}: expected a question before the assistant's message, found none")
     question = chat[:-1] if answered else chat
     prefix = _encode(tokenizer, question, True)
     if not answered:

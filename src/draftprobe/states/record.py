@@ -8,7 +8,7 @@ would only predict a token that the file does not hold.
 from __future__ import annotations
 
 import json
-import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 FORMAT = "draftprobe-states"
 VERSION = 1
+SOURCES = ("greedy", "sampled", "dataset")
 _METADATA_KEY = "draftprobe"
 
 
@@ -146,6 +147,8 @@ def open_states(path: str | Path) -> States:
     for name in ("lengths", "tokens", "loss_mask"):
         if name not in tensors:
             raise InputError(f"{path}: expected a tensor {name!r}, found {sorted(tensors)[:8]}")
+        if tensors[name].dtype not in ("I32", "I64", "U8", "BOOL"):
+            raise InputError(f"{path}: {name} should hold integers, found {tensors[name].dtype}")
     lengths = tuple(int(n) for n in read_tensor(tensors["lengths"]).reshape(-1).tolist())
     tokens = read_tensor(tensors["tokens"]).long()
     mask = read_tensor(tensors["loss_mask"]).bool()
@@ -181,8 +184,8 @@ def open_states(path: str | Path) -> States:
 
 
 def _boundaries(tensors: dict[str, TensorInfo]) -> tuple[Tap, ...]:
-    numbered = [int(n[2:-1]) for n in tensors if n.startswith("h[") and n[2:-1].isdigit()]
-    taps: list[Tap] = [*sorted(numbered)]
+    numbered = [re.fullmatch(r"h\[(0|[1-9][0-9]{0,5})\]", name) for name in tensors]
+    taps: list[Tap] = [*sorted(int(match[1]) for match in numbered if match)]
     return (*taps, "N") if "h[N]" in tensors else tuple(taps)
 
 
@@ -197,7 +200,14 @@ def _parse_provenance(path: Path, text: str | None) -> Provenance:
         data = json.loads(text)
         if data.pop("format") != FORMAT or data.pop("version") != VERSION or set(data) != names:
             raise ValueError(f"expected format {FORMAT} version {VERSION} with {sorted(names)}")
-        return Provenance(**(data | {"kinds": tuple(data["kinds"])}))
+        provenance = Provenance(**(data | {"kinds": tuple(data["kinds"])}))
+        for name, most in (("layers", 10_000), ("hidden_size", 10**6), ("vocab_size", 10**8)):
+            value = getattr(provenance, name)
+            if type(value) is not int or not 0 < value <= most:
+                raise ValueError(f"expected {name} in 1..{most}, found {value!r}")
+        if provenance.source not in SOURCES or not isinstance(provenance.model, str):
+            raise ValueError(f"expected a source of {SOURCES}, found {provenance.source!r}")
+        return provenance
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path}: the states header cannot be read: {error}") from None
 
@@ -211,7 +221,8 @@ def provenance_metadata(provenance: Provenance) -> dict[str, str]:
 def merge_parts(parts: Sequence[Path], out: Path, provenance: Provenance) -> None:
     """Join part files (same tensors, in order, no metadata) into one states file at ``out``.
 
-    Streams tensor by tensor, so memory stays at one part's tensor; writes beside, then moves.
+    Streams tensor by tensor, so memory stays at one part's tensor. The caller moves the file into
+    place.
     """
     headers = [read_header(part)[0] for part in parts]
     names = sorted(headers[0])
@@ -229,8 +240,7 @@ def merge_parts(parts: Sequence[Path], out: Path, provenance: Provenance) -> Non
         offset += size
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    beside = out.with_name(out.name + ".partial")
-    with beside.open("wb") as file:
+    with out.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in names:
             for tensors in headers:
@@ -238,4 +248,3 @@ def merge_parts(parts: Sequence[Path], out: Path, provenance: Provenance) -> Non
                 with info.file.open("rb") as source:
                     source.seek(info.start)
                     file.write(source.read(info.size))
-    os.replace(beside, out)

@@ -39,6 +39,8 @@ class Sizes:
     intermediate: int | None = None
 
 
+_OURS = {"state.pt", "state.pt.partial", "drafter"}
+
 Report = Callable[[dict[str, Any]], None]
 Measure = Callable[[Drafter], dict[str, Any]]
 
@@ -74,7 +76,7 @@ def run(
     Raises:
         InputError: ``out`` exists, or states, taps and target do not fit together.
     """
-    if out.exists():
+    if out.exists() or out.is_symlink():
         raise InputError(f"{out}: exists already and is not overwritten; choose another --out")
     config = text_config(target)
     check_taps(taps, integer(config, "num_hidden_layers", target / "config.json"))
@@ -88,6 +90,8 @@ def run(
     torch.manual_seed(recipe.seed)
     drafter = _fresh(target, config, taps, sizes, kept, corpus.scales())
     work = out.with_name(out.name + ".train")
+    if work.exists() and not {entry.name for entry in work.iterdir()} <= _OURS:
+        raise InputError(f"{work}: holds files of others; move it away, or choose another --out")
     work.mkdir(exist_ok=True)
     head = head_table(target)[kept].float()
     history: list[dict[str, Any]] = []
