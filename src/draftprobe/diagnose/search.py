@@ -58,7 +58,7 @@ _FIRST = 64  # tokens of the first look
 _DECIDES = 256  # tokens of the first decision, if there are as many
 _STARTS = 2
 _COARSE = 8  # boundaries per slot in an ascent's first, coarse part
-_ALTERNATIVES = 3  # per slot, where pairs of slots are swapped together
+_ALTERNATIVES = 2  # per slot, where pairs of slots are swapped together
 _RANKED = 6
 
 
@@ -206,7 +206,6 @@ def search(
     candidates: Sequence[Tap] | None = None,
     seed: int = 0,
     starts: int = _STARTS,
-    also: Sequence[Taps] = (),
 ) -> Search:
     """The boundaries that the pool's drafter wants, on a sample of the pool.
 
@@ -218,16 +217,14 @@ def search(
         seed: of the default sample and of the starts.
         starts: how many coarse ascents; the first from evenly spaced boundaries, others from
             random ones.
-        also: tuples that the best must beat too, wherever they lie: the served one, say. Without
-            this a tuple far from the best in two slots may not be compared at all.
     """
     began = time.perf_counter()
     tokens = sample(pool, seed) if tokens is None else tokens
-    race = _Race(pool, tokens, tuple(pool.candidates if candidates is None else candidates), also)
+    race = _Race(pool, tokens, tuple(pool.candidates if candidates is None else candidates))
     rounds = [look for look in race.looks if look >= _DECIDES] or race.looks[-1:]
     coarse = [race.ascend(start, race.looks[0]) for start in race.starts(starts, seed)]
     race.choices = [race.candidates] * pool.slots
-    standing = race.settle([*coarse, *also], rounds[0])
+    standing = race.settle(coarse, rounds[0])
     for look in rounds[1:]:
         if len(standing.tied) == 1:
             break
@@ -281,10 +278,8 @@ class _Race:
     ``choices`` are the boundaries that still race in each slot.
     """
 
-    def __init__(
-        self, pool: Pool, tokens: torch.Tensor, candidates: Taps, also: Sequence[Taps] = ()
-    ) -> None:
-        self.pool, self.tokens, self.candidates, self.also = pool, tokens, candidates, also
+    def __init__(self, pool: Pool, tokens: torch.Tensor, candidates: Taps) -> None:
+        self.pool, self.tokens, self.candidates = pool, tokens, candidates
         self.choices = [candidates[:: max(1, len(candidates) // _COARSE)]] * pool.slots
         self.looks = _looks(len(tokens))
         self.seen: set[Taps] = set()
@@ -362,7 +357,7 @@ class _Race:
                 for pair in combinations(range(self.pool.slots), 2)
                 for taps in product(*(nearest[slot] for slot in pair))
             ]
-            standing = self.run([best, *swapped, *both, *self.also], last)
+            standing = self.run([best, *swapped, *both], last)
             if standing.order[0] == best:
                 return standing
             best = standing.order[0]
