@@ -133,7 +133,7 @@ def test_a_context_that_is_cut_is_the_text_behind_the_cut(tmp_path):
     pool = Pool(made, states, limits=Limits(context=20))
     assert pool.cut == 3
     # first scored slot 22, ten slots of room behind it: slots 12..31
-    assert int(pool.slot.min()), int(pool.slot.max()) == (22, 31)
+    assert (int(pool.slot.min()), int(pool.slot.max())) == (22, 31)
     sequence = states.sequence(0, (1, 2))
     tokens = (pool.sequence == 0).nonzero().flatten()
     e = made.embed(sequence.tokens[13:33])[None]
