@@ -1,14 +1,15 @@
 """A checkpoint folder as config, tensor headers and tensors read on demand.
 
-Never runs code from a folder; an index names files inside it only. Does not know what the tensors
-mean.
+Never runs code from a folder. A file may be a link, as in a Hugging Face cache: links are made by
+whoever laid the folder out and are followed. What stands inside a file never leads out of the
+folder: an index names files beside it only. Does not know what the tensors mean.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -22,15 +23,27 @@ if TYPE_CHECKING:
 
 _MAX_HEADER = 100_000_000
 _MAX_JSON = 100_000_000
-_SIZES = {
-    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "I16": 2, "U16": 2, "F16": 2,
-    "BF16": 2, "I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8,
+_BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32,
+    "F32": 32, "I64": 64, "U64": 64, "F64": 64, "C64": 64,
+    "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
+    "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
 }  # fmt: skip
+"""Bits of one number: safetensors' own list (``Dtype`` of its 0.8.0)."""
+_PACKED = {"F4", "F6_E2M3", "F6_E3M2"}  # no torch dtype of one number each
+_PIECE = 2**26
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where one tensor lies: ``start`` and ``size`` are bytes in ``file``."""
+    """Header of one tensor, and where it lies.
+
+    Attributes:
+        name: in the file; dtype: as safetensors spells it (``BF16``, ``F32``, ``I64``), of a
+            pickle's tensor too.
+        shape: its sizes.
+        file: which; start: byte of the data in it, -1 in a pickle; size: bytes.
+    """
 
     name: str
     dtype: str
@@ -39,10 +52,15 @@ class TensorInfo:
     start: int
     size: int
 
+    @property
+    def pickled(self) -> bool:
+        """Whether torch reads it out of a pickle's archive."""
+        return self.start < 0
+
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A folder's ``config.json`` and the headers of its safetensors files."""
+    """A folder's ``config.json`` and the headers of its weight files."""
 
     folder: Path
     config: dict[str, Any]
@@ -84,7 +102,7 @@ def read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(
             f"{path}: expected a complete safetensors file: {error}; "
-            "it may be truncated or of another format (a pickle is never loaded)"
+            "it may be truncated or of another format (a pickle is never loaded under this name)"
         ) from None
 
 
@@ -107,7 +125,7 @@ def _parse_header(
         start, stop = entry["data_offsets"]
         if not all(isinstance(n, int) and n >= 0 for n in (*shape, start, stop)):
             raise ValueError(f"tensor {name!r} has no valid shape or offsets")
-        if dtype not in _SIZES or stop - start != prod(shape) * _SIZES[dtype] or start != end:
+        if dtype not in _BITS or 8 * (stop - start) != prod(shape) * _BITS[dtype] or start != end:
             raise ValueError(f"tensor {name!r}: {dtype} {shape} does not fit its offsets")
         tensors[name] = TensorInfo(name, dtype, shape, path, base + start, stop - start)
         end = stop
@@ -119,13 +137,43 @@ def _parse_header(
 
 
 def read_tensor(info: TensorInfo, rows: tuple[int, int] | None = None) -> torch.Tensor:
-    """A tensor, mapped from its file, or a copy of its rows ``[first, last)``."""
-    from safetensors import safe_open
+    """A tensor, mapped from its file, or a copy of its rows ``[first, last)``.
 
-    with safe_open(str(info.file), framework="pt") as file:
-        if rows is None:
-            return file.get_tensor(info.name)
-        return file.get_slice(info.name)[rows[0] : rows[1]].clone()
+    Raises:
+        InputError: the file changed since its header was read, or holds numbers of 4 or 6 bits.
+    """
+    if info.dtype in _PACKED:
+        raise InputError(
+            f"{info.file}: {info.name} holds packed {info.dtype} numbers; quantised weights are "
+            "not read: use the checkpoint before its quantisation"
+        )
+    if info.pickled:
+        from draftprobe.drafter.pickles import load
+
+        tensor = load(info.file)[info.name]
+        return tensor if rows is None else tensor[rows[0] : rows[1]].clone()
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(info.file), framework="pt") as file:
+            if rows is None:
+                return file.get_tensor(info.name)
+            return file.get_slice(info.name)[rows[0] : rows[1]].clone()
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"{info.file}: {info.name} cannot be read: {error}") from None
+
+
+def pieces(info: TensorInfo, limit: int = _PIECE) -> Iterator[torch.Tensor]:
+    """A tensor's rows from first to last, in pieces of about ``limit`` bytes; a scalar whole.
+
+    So a checkpoint larger than memory can be looked through. A single row is never cut.
+    """
+    if not info.shape:
+        yield read_tensor(info)
+        return
+    step = max(1, limit * info.shape[0] // max(info.size, 1))
+    for first in range(0, info.shape[0], step):
+        yield read_tensor(info, (first, min(first + step, info.shape[0])))
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -144,11 +192,15 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def open_checkpoint(folder: str | Path) -> Checkpoint:
-    """Open a folder that holds ``config.json`` and safetensors weights, whole or sharded.
+    """Open a folder that holds ``config.json`` and weights, whole or sharded.
+
+    Read is the first of these that is there: ``model.safetensors.index.json``,
+    ``model.safetensors``, ``pytorch_model.bin.index.json``, ``pytorch_model.bin``. So safetensors
+    are preferred to pickles of the same weights, and torch is imported for pickles only.
 
     Raises:
-        InputError: no folder, no config, no safetensors weights, a damaged file, or an index that
-            points outside the folder.
+        InputError: no folder, no config, no weights, a damaged file, or an index that points
+            outside the folder.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -159,27 +211,45 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
 
 def _weights(folder: Path) -> dict[str, TensorInfo]:
     """Every tensor; where there is an index, each from the file that it names."""
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        weight_map = read_json(index).get("weight_map")
-        if (
-            not isinstance(weight_map, dict)
-            or not weight_map
-            or not all(_plain(name) for name in weight_map.values())
-        ):
-            raise InputError(f"{index}: weight_map must name files inside {folder} only")
-        headers = {name: read_header(folder / name)[0] for name in set(weight_map.values())}
-        missing = [tensor for tensor, name in weight_map.items() if tensor not in headers[name]]
-        if missing:
-            raise InputError(f"{index}: names {missing[0]!r}, which its file does not hold")
-        return {tensor: headers[name][tensor] for tensor, name in weight_map.items()}
-    single = folder / "model.safetensors"
-    if single.exists():
-        return read_header(single)[0]
+    for name, header in (("model.safetensors", _safetensors), ("pytorch_model.bin", _pickled)):
+        index, single = folder / f"{name}.index.json", folder / name
+        if index.exists():
+            return _indexed(index, header)
+        if single.exists():
+            return header(single)
     found = ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) or "nothing"
     raise InputError(
-        f"{folder}: expected model.safetensors or model.safetensors.index.json, found {found}"
+        f"{folder}: expected model.safetensors, pytorch_model.bin or an index of either, "
+        f"found {found}"
     )
+
+
+def _indexed(
+    index: Path, header: Callable[[Path], Mapping[str, TensorInfo]]
+) -> dict[str, TensorInfo]:
+    folder, weight_map = index.parent, read_json(index).get("weight_map")
+    if (
+        not isinstance(weight_map, dict)
+        or not weight_map
+        or not all(_plain(name) for name in weight_map.values())
+    ):
+        raise InputError(f"{index}: weight_map must name files inside {folder} only")
+    headers = {name: header(folder / name) for name in sorted(set(weight_map.values()))}
+    missing = [tensor for tensor, name in weight_map.items() if tensor not in headers[name]]
+    if missing:
+        raise InputError(f"{index}: names {missing[0]!r}, which its file does not hold")
+    return {tensor: headers[name][tensor] for tensor, name in weight_map.items()}
+
+
+def _safetensors(path: Path) -> dict[str, TensorInfo]:
+    return read_header(path)[0]
+
+
+def _pickled(path: Path) -> dict[str, TensorInfo]:
+    from draftprobe.drafter.pickles import headers
+
+    _regular(path)
+    return headers(path)
 
 
 def _plain(name: Any) -> bool:
