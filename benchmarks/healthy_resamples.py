@@ -24,7 +24,7 @@ from draftprobe.diagnose.diagnosis import judge, weigh
 from draftprobe.diagnose.pool import Limits, Pool, rewired
 from draftprobe.diagnose.search import sample, search
 from draftprobe.diagnose.witness import sample_states, testify
-from draftprobe.dialects.specforge import parse
+from draftprobe.dialects.trainers import wiring_of
 from draftprobe.drafter import golden
 from draftprobe.drafter.checkpoint import open_checkpoint
 from draftprobe.drafter.model import load_drafter
@@ -39,7 +39,7 @@ def resampled(
     """Verdicts of one drafter: counts by kind, and what was named."""
     checkpoint = open_checkpoint(folder)
     trained = golden.read(folder).wiring.taps
-    drafter = load_drafter(checkpoint, parse(checkpoint, trained), embedding_table(target))
+    drafter = load_drafter(checkpoint, wiring_of(checkpoint, trained), embedding_table(target))
     pool = Pool(drafter, states, limits=Limits(tokens=8 * tokens))
     witness = testify(drafter.fc.weight.detach(), sample_states(states), 0)
 

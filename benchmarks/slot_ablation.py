@@ -15,7 +15,7 @@ import torch
 
 from draftprobe.diagnose.pool import Limits, Pool
 from draftprobe.diagnose.search import ablate
-from draftprobe.dialects.specforge import parse
+from draftprobe.dialects.trainers import wiring_of
 from draftprobe.drafter import golden
 from draftprobe.drafter.checkpoint import open_checkpoint
 from draftprobe.drafter.model import load_drafter
@@ -43,7 +43,7 @@ def main() -> None:
     torch.set_num_threads(1)
     checkpoint, wiring = open_checkpoint(given.draft), golden.read(given.draft).wiring
     drafter = load_drafter(
-        checkpoint, parse(checkpoint, wiring.taps), embedding_table(given.target)
+        checkpoint, wiring_of(checkpoint, wiring.taps), embedding_table(given.target)
     )
     states = open_states(given.states)
     pool = Pool(drafter, states, tuple(dict.fromkeys(wiring.taps)), Limits(tokens=2048))

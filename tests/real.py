@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from draftprobe.demo import story
 from draftprobe.demo.prompts import KINDS, prompts
 from draftprobe.demo.target import prepare
-from draftprobe.dialects.specforge import parse
+from draftprobe.dialects.trainers import wiring_of
 from draftprobe.drafter import golden
 from draftprobe.drafter.checkpoint import open_checkpoint
 from draftprobe.drafter.model import load_drafter
@@ -67,5 +67,5 @@ def cut(states, path, sequences, counted):
 def drafter(folder):
     """A drafter as its golden file wires it."""
     checkpoint = open_checkpoint(folder)
-    wiring = parse(checkpoint, golden.read(folder).wiring.taps)
+    wiring = wiring_of(checkpoint, golden.read(folder).wiring.taps)
     return load_drafter(checkpoint, wiring, embedding_table(target()))

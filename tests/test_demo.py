@@ -14,7 +14,7 @@ from draftprobe.demo import story
 from draftprobe.demo.prompts import prompts
 from draftprobe.demo.target import prepare
 from draftprobe.diagnose.taps import taps_finding
-from draftprobe.dialects.specforge import parse
+from draftprobe.dialects.trainers import wiring_of
 from draftprobe.drafter import golden
 from draftprobe.drafter.checkpoint import open_checkpoint
 from draftprobe.drafter.model import load_drafter
@@ -97,7 +97,7 @@ def walked(folder, tmp_path_factory):
     capture(target, items, plan, work / "s.safetensors")
     states = open_states(work / "s.safetensors")
     checkpoint = open_checkpoint(story.DRAFTER)
-    drafter = load_drafter(checkpoint, parse(checkpoint, wiring.taps), embedding_table(folder))
+    drafter = load_drafter(checkpoint, wiring_of(checkpoint, wiring.taps), embedding_table(folder))
     compared = compare(target, [i.tokens for i in items], {"drafter": drafter}, STEPS, NEW)
     return items, states, drafter, compared
 

@@ -34,7 +34,7 @@ def decode(
 ) -> None:
     """Decode greedily, plainly and speculatively: same text, acceptance length, speed."""
     from draftprobe.cli.progress import check_device, counted
-    from draftprobe.dialects.specforge import parse
+    from draftprobe.dialects.trainers import wiring_of
     from draftprobe.drafter.checkpoint import open_checkpoint
     from draftprobe.drafter.golden import read
     from draftprobe.drafter.model import load_drafter
@@ -48,7 +48,7 @@ def decode(
     if dtype not in DTYPES:
         raise InputError(f"--dtype: expected one of {', '.join(DTYPES)}, found {dtype!r}")
     checkpoint = open_checkpoint(draft)
-    wiring = parse(checkpoint, parse_taps(taps)) if taps is not None else read(draft).wiring
+    wiring = wiring_of(checkpoint, parse_taps(taps)) if taps is not None else read(draft).wiring
     loaded = load_target(
         target, dtype=DTYPES[dtype], device=device, trust_remote_code=trust_remote_code
     )

@@ -35,7 +35,7 @@ def replay(
 ) -> None:
     """Test a drafter alone on recorded states: accuracy per step, expected acceptance length."""
     from draftprobe.cli.progress import check_device, counted
-    from draftprobe.dialects.specforge import parse
+    from draftprobe.dialects.trainers import wiring_of
     from draftprobe.drafter.checkpoint import open_checkpoint
     from draftprobe.drafter.golden import read
     from draftprobe.drafter.model import load_drafter
@@ -46,7 +46,7 @@ def replay(
 
     check_device(device)
     checkpoint = open_checkpoint(draft)
-    wiring = parse(checkpoint, parse_taps(taps)) if taps is not None else read(draft).wiring
+    wiring = wiring_of(checkpoint, parse_taps(taps)) if taps is not None else read(draft).wiring
     recorded = open_states(states)
     recorded.require(wiring.taps)
     drafter = load_drafter(checkpoint, wiring, _table(wiring, recorded, target)).to(device)

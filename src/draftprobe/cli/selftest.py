@@ -11,7 +11,7 @@ def selftest(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Replay a drafter's golden file: do its weights still draft what they drafted in training?"""
-    from draftprobe.dialects.specforge import parse
+    from draftprobe.dialects.trainers import wiring_of
     from draftprobe.drafter.checkpoint import open_checkpoint
     from draftprobe.drafter.golden import drafts_of, read
     from draftprobe.drafter.model import load_drafter
@@ -20,7 +20,7 @@ def selftest(
     checkpoint, golden = open_checkpoint(draft), read(draft)
     drafter = load_drafter(checkpoint, golden.wiring, golden.table())
     same = drafts_of(drafter, golden.tokens, golden.taps, len(golden.drafts)) == golden.drafts
-    wires = difference(parse(checkpoint, golden.wiring.taps), golden.wiring)
+    wires = difference(wiring_of(checkpoint, golden.wiring.taps), golden.wiring)
     steps = [{"step": i + 1, "same": int(s.sum()), "n": s.numel()} for i, s in enumerate(same)]
     good = bool(same.all()) and not wires
     if as_json:

@@ -19,7 +19,7 @@ from draftprobe.diagnose.diagnosis import diagnose
 from draftprobe.diagnose.run import open_subject
 from draftprobe.diagnose.verdict import Verdict
 from draftprobe.dialects.ids import KEY
-from draftprobe.dialects.specforge import parse
+from draftprobe.dialects.trainers import wiring_of
 from draftprobe.drafter import golden
 from draftprobe.drafter.checkpoint import open_checkpoint
 from draftprobe.drafter.model import load_drafter
@@ -132,7 +132,7 @@ def prove(stage: Stage, verdict: Verdict, say: Say, progress: Progress) -> Proof
     checkpoint = open_checkpoint(stage.served)
     wired = {"right": verdict.wanted, "wrong": verdict.served or verdict.wanted}
     drafters = {
-        name: load_drafter(checkpoint, parse(checkpoint, taps), table)
+        name: load_drafter(checkpoint, wiring_of(checkpoint, taps), table)
         for name, taps in wired.items()
     }
     tokens = [item.tokens for item in chosen]

@@ -25,7 +25,7 @@ from draftprobe.diagnose.witness import Witness
 from draftprobe.dialects.engines import ENGINES, parse_engine
 from draftprobe.dialects.families import read_family
 from draftprobe.dialects.ids import KEY, NESTED, layer_ids
-from draftprobe.dialects.specforge import parse
+from draftprobe.dialects.trainers import wiring_of
 from draftprobe.drafter.checkpoint import Checkpoint, open_checkpoint
 from draftprobe.drafter.model import Drafter, load_drafter
 from draftprobe.drafter.wiring import Tap, check_taps, taps_name
@@ -173,7 +173,7 @@ def open_subject(draft: Path, states: Path, target: Path | None, device: str) ->
     folder = target or Path(recorded.provenance.model)
     here = (folder / "config.json").is_file()
     family = read_family(folder) if here else recorded.provenance.model_type
-    wiring = parse(checkpoint, (0,) * (width // hidden))
+    wiring = wiring_of(checkpoint, (0,) * (width // hidden))
     if wiring.embedding == "target" and not here:
         raise InputError(
             f"{folder}: expected the target's folder, whose embedding table this drafter reads, "

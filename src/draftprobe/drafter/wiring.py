@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from draftprobe.errors import InputError
 
@@ -56,6 +56,9 @@ def check_taps(taps: Iterable[Tap], layers: int) -> None:
                 f"taps: {tap_name(tap)} does not exist on a target of {layers} layers; "
                 f"use h[0]..h[{layers}], or N for the final norm's output"
             )
+
+
+_LARGEST = 2.0**63
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +174,7 @@ def from_json(data: dict[str, Any], where: str) -> Wiring:
     try:
         rope = data["rope"]
         scaling = tuple(sorted((rope.get("scaling") or {}).items()))
-        return Wiring(
+        wiring = Wiring(
             **(
                 data
                 | {
@@ -182,5 +185,36 @@ def from_json(data: dict[str, Any], where: str) -> Wiring:
                 }
             )
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise InputError(f"{where}: the wiring's rope or taps are malformed: {error!r}") from None
+    _check_values(wiring, where)
+    _check_values(wiring.rope, where)
+    if not wiring.rope.theta > 0 or not 0 < wiring.rope.partial <= 1 or not _finite(scaling):
+        raise InputError(f"{where}: the wiring's rope holds numbers out of range: {wiring.rope}")
+    return wiring
+
+
+def _finite(value: Any) -> bool:
+    """No number in it, however deep, is NaN, infinite or beyond what any size can be."""
+    if isinstance(value, list | tuple):
+        return all(_finite(entry) for entry in value)
+    if isinstance(value, int | float):
+        return abs(value) < _LARGEST
+    return value is None or isinstance(value, str)
+
+
+def _check_values(record: Wiring | Rope, where: str) -> None:
+    """Raise InputError unless each value is of its field's kind, and each number is finite."""
+    for name, kind in get_type_hints(type(record)).items():
+        value = getattr(record, name)
+        if get_origin(kind) is Literal:
+            good, wanted = value in get_args(kind), f"one of {', '.join(get_args(kind))}"
+        elif kind is float:
+            good = type(value) in (int, float) and abs(value) < _LARGEST  # NaN is not below it
+            wanted = "a finite number"
+        elif kind in (int, bool):
+            good, wanted = type(value) is kind, f"a value of type {kind.__name__}"
+        else:
+            continue  # taps and rope are records of their own
+        if not good:
+            raise InputError(f"{where}: wire {name!r}: expected {wanted}, found {value!r:.60}")

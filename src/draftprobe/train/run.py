@@ -18,7 +18,8 @@ import torch
 from safetensors.torch import save_file
 
 from draftprobe.dialects.ids import KEY
-from draftprobe.dialects.specforge import parse, read_rope
+from draftprobe.dialects.rope_keys import read_rope
+from draftprobe.dialects.trainers import wiring_of
 from draftprobe.drafter import golden
 from draftprobe.drafter.checkpoint import open_checkpoint, read_header
 from draftprobe.drafter.model import Drafter, Shape, integer, load_drafter
@@ -233,7 +234,7 @@ def _write(
     (folder / "config.json").write_text(json.dumps(_config(drafter, config), indent=2) + "\n")
     (folder / "training.json").write_text(json.dumps(facts, indent=2) + "\n")
     written = open_checkpoint(folder)
-    wiring = parse(written, drafter.wiring.taps)
+    wiring = wiring_of(written, drafter.wiring.taps, "draftprobe")
     reread = load_drafter(written, wiring, embedding_table(target))
     golden.write(golden.make(reread, sample.tokens, sample.taps(wiring.taps), steps=5), folder)
     os.replace(folder, out)
