@@ -154,3 +154,16 @@ def test_bad_input(world, case):
     refused(world, result, *words)
     assert not (world / "owned").exists()
     assert not [f for f in before if f.endswith((".partial", ".parts", "out.safetensors"))]
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--rate", "nan"), ("--rate", "-1"), ("--clip", "inf"), ("--decay", "0"), ("--seed", "-1")],
+)
+def test_odd_numbers_of_a_training_run(world, option, value):
+    given = ("--target", "target", "--states", "states.safetensors", "--taps", "0,2")
+    result = run(world, "train", *given, "--out", "new", f"{option}={value}")
+    assert result.returncode == 2
+    assert option in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (world / "new").exists()

@@ -17,7 +17,9 @@ def train(
     draft_vocabulary: Annotated[
         int, typer.Option(min=1, help="Tokens the drafter can say.")
     ] = 4864,
-    intermediate: Annotated[int | None, typer.Option(help="MLP width; default: target's.")] = None,
+    intermediate: Annotated[
+        int | None, typer.Option(min=1, help="MLP width; default: target's.")
+    ] = None,
     updates: Annotated[int, typer.Option(min=1, help="Optimizer steps.")] = 2000,
     batch_tokens: Annotated[int, typer.Option(min=16, help="Slots per update.")] = 800,
     steps: Annotated[int, typer.Option(min=1, help="Draft steps trained.")] = 3,
@@ -26,7 +28,7 @@ def train(
     rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 2e-3,
     warm_up: Annotated[int, typer.Option(min=1, help="Updates of linear warm-up.")] = 40,
     clip: Annotated[float, typer.Option(help="Largest gradient norm.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Of order and initial weights.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of order and initial weights.")] = 0,
     measure_every: Annotated[int, typer.Option(min=1, help="Updates between figures.")] = 250,
     bfloat16: Annotated[
         bool, typer.Option("--bfloat16", help="Matrix products in bfloat16 (autocast).")
@@ -49,6 +51,9 @@ def train(
 
     if not 0 <= steps_from <= 1:
         raise InputError(f"--steps-from: expected a share in 0..1, found {steps_from}")
+    for name, number in (("decay", decay), ("rate", rate), ("clip", clip)):
+        if not 0 < number < float("inf"):
+            raise InputError(f"--{name}: expected a positive number, found {number}")
     if snapshots is not None and not snapshots.is_dir():
         raise InputError(f"{snapshots}: expected a folder for snapshots, found none; create it")
     files = [open_states(path) for path in states]
