@@ -128,8 +128,8 @@ def test_what_is_fed(engine, config, family, layers, taps):
         ("vllm", top(2, 2, 27), "llama", "would capture"),
         ("vllm", top(2, 15, 31), "llama", "would capture"),
         ("vllm", top(0, 15, 27), "deepseek_v3", "TypeError"),
-        ("vllm", nested(3, 10, 20), "llama", "V2 runner ignores"),
-        ("vllm", {"target_layer_ids": [1, 2]}, "llama", "target_layer_ids"),
+        ("vllm", nested(3, 10, 20), "llama", r"V2 runner feeds h\[2\].*default"),
+        ("vllm", {"target_layer_ids": [1, 2, 9]}, "llama", "ids: target_layer_ids"),
         ("vllm@0.9.0", top(3, 10, 20), "llama", "not known here"),
         ("sglang", nested(2, 15, 29), "llama", "would capture"),
         ("sglang", nested(2, 2, 27), "llama", "would capture"),
@@ -147,11 +147,13 @@ def test_what_would_fail_or_is_not_known_is_an_error(engine, config, family, tol
         feeds(engine, config, family, 30)
 
 
-def test_the_two_runners_of_vllm_differ_on_a_nested_list():
-    def by(runner):
-        return vllm.delivered(nested(3, 10, 20), "llama", 30, "config.json", runner=runner)
+def by_runner(config, family="llama", layers=30):
+    read = vllm.readings(config, family, layers, vllm.READ, {})
+    return {reading.variant: reading.taps for reading in read}
 
-    assert (by("V1"), by("V2")) == ((3, 10, 20), (2, 15, 27))
+
+def test_the_two_runners_of_vllm_differ_on_a_nested_list():
+    assert by_runner(nested(3, 10, 20)) == {"V1": (3, 10, 20), "V2": (2, 15, 27)}
 
 
 # h[a], h[b], h[c] and what is written, by hand from each engine's rule
@@ -246,7 +248,9 @@ def test_an_engine_is_a_name_and_a_version(text, name, version):
     assert (engine.name, engine.version, str(engine)) == (name, version, f"{name}@{version}")
 
 
-@pytest.mark.parametrize("text", ["", "SGLang", "trtllm", "sglang@", "sglang@main", "vllm@1"])
+@pytest.mark.parametrize(
+    "text", ["", "SGLang", "trtllm", "sglang@", "sglang@main", "vllm@1", "llamacpp@1.2.3"]
+)
 def test_another_engine_or_version_is_bad_input(text):
     with pytest.raises(InputError, match="expected"):
         parse_engine(text)
@@ -416,9 +420,7 @@ def test_vllms_own_functions_read_what_the_dialect_reads(config):
         "get_eagle3_aux_layers_from_config",
     )
     found = {"V1": read_v1(SimpleNamespace(speculative_config=spec)), "V2": read_v2(spec)}
-    for runner, ids in found.items():
-        ours = vllm.delivered(config, "llama", 30, "config.json", runner=runner)
-        assert ours == (ids or (2, 15, 27))
+    assert by_runner(config) == {runner: ids or (2, 15, 27) for runner, ids in found.items()}
 
 
 def test_every_engine_spells_and_reads():

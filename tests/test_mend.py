@@ -310,7 +310,7 @@ def test_a_file_that_is_no_verdict_is_bad_input(tmp_path, text):
 def test_an_unknown_engine_is_bad_input(run_folder, draftprobe):
     code, _, err = draftprobe("mend", run_folder(), "--engine", "trtllm")
     assert code == 2
-    assert "sglang, vllm" in err
+    assert "openvino, sglang, tensorrt_llm, vllm" in err
 
 
 def test_a_folder_that_cannot_be_written_to_is_bad_input(tmp_path):

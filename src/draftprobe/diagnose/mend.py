@@ -62,8 +62,14 @@ def mend(text: str, wanted: Wanted, engine: Engine) -> Mended:
     if not isinstance(spelling, Spelling):
         reason = f"cannot be expressed here: {spelling.reason}"
         return Mended(Mend(engine.name, engine.version, False, "", reason), None)
-    mended = text if _feeds(config, wanted, engine, where) else _rewritten(text, spelling)
     safe = wanted.proved and not spelling.patch
+    fed = _feeds(config, wanted, engine, where)
+    if spelling.level == "option" and not fed:  # no part of the drafter's config
+        note = f"{spelling.text}; that feeds {taps}: {spelling.rule}"
+        if not wanted.proved:
+            note += "; unsafe: the wanted wiring was not proved by replay"
+        return Mended(Mend(engine.name, engine.version, safe, "", note), None)
+    mended = text if fed else _rewritten(text, spelling)
     if mended == text:
         note = f"nothing to change: {engine} feeds {taps} already"
         return Mended(Mend(engine.name, engine.version, safe, "", note), text)

@@ -22,7 +22,7 @@ from draftprobe.diagnose.mend import Wanted, mend, read_config
 from draftprobe.diagnose.search import Search
 from draftprobe.diagnose.verdict import Finding, Mend, NotEvaluated, Verdict
 from draftprobe.diagnose.witness import Witness
-from draftprobe.dialects.engines import ENGINES, parse_engine
+from draftprobe.dialects.engines import config_engines, parse_engine
 from draftprobe.dialects.families import read_family
 from draftprobe.dialects.ids import KEY, NESTED, layer_ids
 from draftprobe.dialects.trainers import wiring_of
@@ -31,7 +31,7 @@ from draftprobe.drafter.model import Drafter, load_drafter
 from draftprobe.drafter.wiring import Tap, check_taps, taps_name
 from draftprobe.errors import InputError
 from draftprobe.states.record import States, open_states
-from draftprobe.states.target import embedding_table
+from draftprobe.states.target import check_belongs, embedding_table
 
 
 @dataclass(frozen=True)
@@ -109,14 +109,14 @@ class Subject:
     def mended(self, verdict: Verdict, engine: str | None) -> Verdict:
         """The verdict with a mend per engine where the taps are wrong, and the config's own claim.
 
-        Every known engine is told, unless one is named.
+        Every engine that reads ids from this config is told, unless one is named.
         """
         if not any(finding.wire == "taps" for finding in verdict.findings):
             claim = self._config_claim(verdict)
             if claim is None:
                 return verdict
             verdict = replace(verdict, findings=(*verdict.findings, claim))
-        names = [engine] if engine else sorted(ENGINES)
+        names = [engine] if engine else config_engines()
         return replace(verdict, mend=tuple(self._mend(verdict, name) for name in names))
 
     def _mend(self, verdict: Verdict, engine: str) -> Mend:
@@ -172,6 +172,8 @@ def open_subject(draft: Path, states: Path, target: Path | None, device: str) ->
         )
     folder = target or Path(recorded.provenance.model)
     here = (folder / "config.json").is_file()
+    if here:
+        check_belongs(folder, recorded)
     family = read_family(folder) if here else recorded.provenance.model_type
     wiring = wiring_of(checkpoint, (0,) * (width // hidden))
     if wiring.embedding == "target" and not here:

@@ -1,38 +1,69 @@
-"""The engines whose reading of a config is known: ``NAME[@VERSION]``, and the way to each dialect.
+"""The engines whose reading of a folder is known: ``NAME[@VERSION]``, and the way to each dialect.
 
 Knows no rule itself, and runs no engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from draftprobe.dialects import sglang, vllm
+from draftprobe.dialects import llamacpp, openvino, sglang, tensorrt_llm, vllm
 from draftprobe.dialects.ids import Spelling, Unspellable
+from draftprobe.dialects.reading import Effect, Reading, Target
 from draftprobe.dialects.version import version_key
-from draftprobe.drafter.wiring import Tap
+from draftprobe.drafter.checkpoint import Checkpoint
+from draftprobe.drafter.layout import Layout
+from draftprobe.drafter.wiring import Tap, Wiring, taps_name
 from draftprobe.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
 class _Dialect:
-    delivered: Callable[..., tuple[Tap, ...]]
+    """One engine's rules.
+
+    Attributes:
+        readings, spell, effects: the functions of its module.
+        read: the version that was read, meant where none is named.
+        aliases: names of versions.
+        releases: whether other versions can be named; else the one that was read is all there is.
+        in_config: whether taps are written in the drafter's own config.
+    """
+
+    readings: Callable[..., tuple[Reading, ...]]
     spell: Callable[..., Spelling | Unspellable]
+    effects: Callable[..., tuple[Effect, ...]]
     read: str
-    aliases: Mapping[str, str]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    releases: bool = True
+    in_config: bool = False
+
+
+def _no_effects(*_: Any) -> tuple[Effect, ...]:
+    return ()
 
 
 ENGINES = {
-    "sglang": _Dialect(sglang.delivered, sglang.spell, sglang.READ, sglang.ALIASES),
-    "vllm": _Dialect(vllm.delivered, vllm.spell, vllm.READ, vllm.ALIASES),
+    "llamacpp": _Dialect(
+        llamacpp.readings, llamacpp.spell, _no_effects, llamacpp.READ, releases=False
+    ),
+    "openvino": _Dialect(openvino.readings, openvino.spell, _no_effects, openvino.READ),
+    "sglang": _Dialect(
+        sglang.readings, sglang.spell, _no_effects, sglang.READ, sglang.ALIASES, in_config=True
+    ),
+    "tensorrt_llm": _Dialect(
+        tensorrt_llm.readings, tensorrt_llm.spell, _no_effects, tensorrt_llm.READ, releases=False
+    ),
+    "vllm": _Dialect(
+        vllm.readings, vllm.spell, _no_effects, vllm.READ, vllm.ALIASES, in_config=True
+    ),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """An engine at a version: whose reading of a config is meant."""
+    """An engine at a version: whose reading of a folder is meant."""
 
     name: str
     version: str
@@ -40,19 +71,68 @@ class Engine:
     def __str__(self) -> str:
         return f"{self.name}@{self.version}"
 
+    def readings(
+        self, config: dict[str, Any], target: Target, options: Mapping[str, Any] | None = None
+    ) -> tuple[Reading, ...]:
+        """Which boundaries arrive under a drafter's config, once per runner.
+
+        Whatever the config holds, nothing is raised: an engine that fails, or whose rule is not
+        known, is a Reading without taps that says so.
+
+        Args:
+            config: the drafter's ``config.json``.
+            target: the target.
+            options: what the server is told beside it, by the names that :meth:`spell` uses:
+                ``eagle3_layers_to_capture``, ``hidden_layers_list``, ``eagle3.extract_layers``.
+        """
+        return self._readings(config, target.family, target.layers, options or {})
+
     def delivered(
         self, config: dict[str, Any], family: str, layers: int, where: Any
     ) -> tuple[Tap, ...]:
-        """Boundaries at fc's slots under a drafter's config.
+        """The boundaries that every reading of a drafter's config agrees on.
 
         Raises:
-            InputError: not known here, or the engine would fail.
+            InputError: not known here, or the engine would fail, or its runners differ.
         """
-        return ENGINES[self.name].delivered(config, family, layers, where, self.version)
+        found = self._readings(config, family, layers, {})
+        first = found[0]
+        for reading in found:
+            if reading.taps is None:
+                raise InputError(f"{where}: {reading.problem}; give the served boundaries outright")
+            if reading.taps != first.taps:
+                raise InputError(f"{where}: {_differ(self.name, first, reading)}")
+        assert first.taps is not None
+        return first.taps
 
     def spell(self, taps: tuple[Tap, ...], family: str, layers: int) -> Spelling | Unspellable:
         """How these taps are written, or why they cannot be."""
         return ENGINES[self.name].spell(taps, family, layers, self.version)
+
+    def effects(self, checkpoint: Checkpoint, layout: Layout, target: Target) -> tuple[Effect, ...]:
+        """What the engine ignores, drops, defaults, replaces or refuses of a folder.
+
+        Headers and config are read, no tensor. Nothing is raised for what the folder holds.
+        """
+        return ENGINES[self.name].effects(checkpoint, layout, target, self.version)
+
+    def served(self, wiring: Wiring, effects: Iterable[Effect]) -> Wiring:
+        """What the engine runs of a wiring that was meant: its effects applied, the taps as given.
+
+        An effect on a wire whose value no Wiring can hold (None) leaves that wire: look at
+        ``effect.wire`` before the result is taken for the whole truth.
+        """
+        changed = {
+            effect.wire: effect.value
+            for effect in effects
+            if effect.wire not in (None, "taps") and effect.value is not None
+        }
+        return replace(wiring, **changed)
+
+    def _readings(
+        self, config: dict[str, Any], family: str, layers: int, options: Mapping[str, Any]
+    ) -> tuple[Reading, ...]:
+        return ENGINES[self.name].readings(config, family, layers, self.version, options)
 
 
 def parse_engine(text: str) -> Engine:
@@ -71,5 +151,27 @@ def parse_engine(text: str) -> Engine:
         )
     dialect = ENGINES[name]
     version = dialect.aliases.get(version, version) if at else dialect.read
-    version_key(version)
+    if dialect.releases:
+        version_key(version)
+    elif version != dialect.read:
+        raise InputError(
+            f"--engine: expected {name} alone: its releases are not told apart, only commit "
+            f"{dialect.read} was read; found {text!r}"
+        )
     return Engine(name, version)
+
+
+def config_engines() -> list[str]:
+    """The engines whose taps are written in the drafter's own config."""
+    return sorted(name for name, dialect in ENGINES.items() if dialect.in_config)
+
+
+def _differ(name: str, one: Reading, other: Reading) -> str:
+    def said(reading: Reading) -> str:
+        taps = taps_name(reading.taps or ())
+        return f"its {reading.variant} runner feeds {taps} (ids: {reading.found})"
+
+    return (
+        f"{name} reads this config in two ways: {said(one)}, {said(other)}; write the ids where "
+        "both read them (draftprobe mend), or give the served boundaries outright"
+    )

@@ -5,6 +5,7 @@ Knows no engine: each engine's module holds its own rules in these terms.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -39,16 +40,21 @@ class Spelling:
     """How taps are written for an engine.
 
     Attributes:
-        level: the list stands at the config's top level, or nested in ``eagle_config``.
+        level: the list stands at the config's top level, or nested in ``eagle_config``, or in an
+            option of the engine that is no part of the drafter's config.
         ids: the list.
         rule: what that rests on.
         patch: what must be changed in the engine's own code before this holds; empty for nothing.
+        name: the option's name; empty for a list in the config.
+        text: what to do for that option, one sentence; empty for a list in the config.
     """
 
-    level: Literal["top", "nested"]
+    level: Literal["top", "nested", "option"]
     ids: tuple[int, ...]
     rule: Rule
     patch: str = ""
+    name: str = ""
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,25 +70,36 @@ def layer_ids(config: dict[str, Any], where: Any) -> list[int] | None:
     ids = config.get(KEY)
     if ids is None:
         return None
-    if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
-        raise InputError(f"{where}: expected a list of integers under {KEY!r}, found {ids!r}")
+    if not is_ids(ids):
+        raise InputError(f"{where}: {not_ids(ids, KEY)}")
     return ids
 
 
-def nested_config(config: dict[str, Any], where: Any) -> dict[str, Any]:
-    """The object under ``eagle_config``, empty if there is none.
-
-    Raises:
-        InputError: it switches the capture off, so that nothing would arrive.
-    """
+def nested_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The object under ``eagle_config``, empty if there is none."""
     nested = config.get(NESTED)
-    nested = nested if isinstance(nested, dict) else {}
-    if nested.get("use_aux_hidden_state", True) is not True:
-        raise InputError(
-            f"{where}: {NESTED}.use_aux_hidden_state is {nested['use_aux_hidden_state']!r}: the "
-            "engine captures no states at all; expected true, or no such key"
-        )
-    return nested
+    return nested if isinstance(nested, dict) else {}
+
+
+def switched_off(config: Mapping[str, Any]) -> str:
+    """Why nothing is captured at all, where the config says so; else empty."""
+    used = nested_of(config).get("use_aux_hidden_state", True)
+    if used is True:
+        return ""
+    return (
+        f"{NESTED}.use_aux_hidden_state is {used!r}: the engine captures no states at all; "
+        "expected true, or no such key"
+    )
+
+
+def not_ids(found: Any, key: str) -> str:
+    """What is said of a value that is no list of ids."""
+    return f"expected a list of integers under {key!r}, found {found!r}"
+
+
+def is_ids(value: Any) -> bool:
+    """Whether a value is a non-empty list of integers."""
+    return isinstance(value, list) and bool(value) and all(type(i) is int for i in value)
 
 
 def default_taps(layers: int) -> tuple[int, ...]:

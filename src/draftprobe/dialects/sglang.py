@@ -10,26 +10,29 @@ taken to follow 0.5.23, and say so; earlier ones are not known.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from draftprobe.dialects.families import DEEPSEEK
 from draftprobe.dialects.ids import (
+    KEY,
     NESTED,
     Rule,
     Spelling,
     Unspellable,
     default_taps,
     in_layer_order,
-    layer_ids,
-    nested_config,
+    is_ids,
+    nested_of,
+    not_ids,
+    switched_off,
 )
+from draftprobe.dialects.reading import Reading
 from draftprobe.dialects.version import version_key
 from draftprobe.drafter.wiring import Tap, taps_name
-from draftprobe.errors import InputError
 
-OLDEST, READ = "0.5.4.post2", "0.5.23"
+NAME, OLDEST, READ = "sglang", "0.5.4.post2", "0.5.23"
 """The span of versions that was read; without a version, the newest is meant."""
 
 ALIASES = {"before-2026-05": "0.5.12.post1"}
@@ -126,34 +129,40 @@ _REFUSED = {
 }
 
 
-def delivered(
-    config: dict[str, Any], family: str, layers: int, where: Any, version: str = READ
-) -> tuple[Tap, ...]:
-    """Boundaries at fc's slots, in order, for a target of ``family`` (a ``model_type``).
-
-    Raises:
-        InputError: the family's rule at this version is not known here, or the engine would fail.
-    """
+def readings(
+    config: dict[str, Any], family: str, layers: int, version: str, options: Mapping[str, Any]
+) -> tuple[Reading, ...]:
+    """One reading: boundaries at fc's slots for a target of ``family`` (a ``model_type``)."""
+    ids = nested_of(config).get(KEY)
+    found = "default" if ids is None else "nested"
     period = _period(family, version)
     if isinstance(period, str):
-        raise InputError(f"{where}: {period}; give the served boundaries outright")
-    ids = layer_ids(nested_config(config, where), where)
-    wanted = len(ids) if ids else 3
+        return (Reading(NAME, version, "", None, period, found, None),)
+    rule = rule_of(period, version)
+    taps = switched_off(config) or _fed(period, ids, family, layers, version)
+    if isinstance(taps, str):
+        return (Reading(NAME, version, "", None, taps, found, rule),)
+    return (Reading(NAME, version, "", taps, "", found, rule),)
+
+
+def _fed(
+    period: _Period, ids: Any, family: str, layers: int, version: str
+) -> tuple[int, ...] | str:
+    if ids is not None and not is_ids(ids):
+        return not_ids(ids, KEY)
     captured = period.captured(ids, layers) if ids else _captured_by_default(layers)
-    if len(captured) != wanted:
-        said = f"ids {ids} in {NESTED}" if ids else "no ids"
-        raise InputError(
-            f"{where}: for {said}, SGLang {version} would capture "
-            f"{taps_name(captured) or 'nothing'} of a {family} target of {layers} layers, and "
-            f"fail: expected {wanted} distinct boundaries in h[{int(not period.embedding)}].."
-            f"h[{layers - 1 + period.last}] ({rule_of(period, version)})"
-        )
-    return captured
+    if len(captured) == (len(ids) if ids else 3):
+        return captured
+    said = f"ids {ids} in {NESTED}" if ids else "no ids"
+    return (
+        f"for {said}, SGLang {version} would capture {taps_name(captured) or 'nothing'} of a "
+        f"{family} target of {layers} layers, and fail: expected {len(ids) if ids else 3} distinct "
+        f"boundaries in h[{int(not period.embedding)}]..h[{layers - 1 + period.last}] "
+        f"({rule_of(period, version)})"
+    )
 
 
-def spell(
-    taps: tuple[Tap, ...], family: str, layers: int, version: str = READ
-) -> Spelling | Unspellable:
+def spell(taps: tuple[Tap, ...], family: str, layers: int, version: str) -> Spelling | Unspellable:
     """How these taps are written for a target of ``family``, or why they cannot be.
 
     Where several lists feed the same boundaries, the one that holds under every version's rule is

@@ -1,13 +1,16 @@
 """vLLM: which boundaries reach the drafter under a config, and how boundaries are written there.
 
 Ids are boundaries as they stand, captured in ascending order without duplicates. Both runners read
-the list at top level first; without it, the V1 runner reads the one in ``eagle_config``, while the
-V2 runner ignores that one and takes h[2], h[L // 2], h[L - 3]. Which runner serves is not in the
-config. Read at 0.32.0; later versions are taken to follow it and say so, earlier ones are unknown.
+the list at top level first. Without it they differ: the V1 runner reads the list in
+``eagle_config``; the V2 runner ignores that one, and reads keys of other draft families. Without
+any, h[2], h[L // 2], h[L - 3]. Of a folder in speculators format only the top level is seen. Which
+runner serves is not in the config. Read at 0.32.0; later versions are taken to follow it and say
+so, earlier ones are unknown.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from draftprobe.dialects.families import DEEPSEEK
@@ -19,59 +22,38 @@ from draftprobe.dialects.ids import (
     Unspellable,
     default_taps,
     in_layer_order,
-    layer_ids,
-    nested_config,
+    is_ids,
+    nested_of,
+    not_ids,
+    switched_off,
 )
+from draftprobe.dialects.reading import Reading
 from draftprobe.dialects.version import version_key
 from draftprobe.drafter.wiring import Tap, taps_name
-from draftprobe.errors import InputError
 
-READ = "0.32.0"
+NAME, READ = "vllm", "0.32.0"
 """The version that was read and executed; without a version, this one is meant."""
 
 ALIASES: dict[str, str] = {}
 
 Runner = Literal["V1", "V2"]
-RUNNERS: tuple[Runner, ...] = ("V1", "V2")
 
 _NO_EMBEDDING = DEEPSEEK | {"kimi_vl", "mistral_large_3"}
 """Families built on DeepseekV2Model, whose loop adds a residual that is None before layer 0."""
 
-_OTHER_KEYS = ("dflash_config", "dspark_target_layer_ids", "target_layer_ids")
+
+def readings(
+    config: dict[str, Any], family: str, layers: int, version: str, options: Mapping[str, Any]
+) -> tuple[Reading, ...]:
+    """One reading per runner."""
+    seen, unknown = seen_by_vllm(config), _unknown(version)
+    return tuple(
+        _reading(runner, ids_of(seen), family, layers, version, unknown or switched_off(seen))
+        for runner, ids_of in _RUNNERS.items()
+    )
 
 
-def delivered(
-    config: dict[str, Any],
-    family: str,
-    layers: int,
-    where: Any,
-    version: str = READ,
-    runner: Runner | None = None,
-) -> tuple[Tap, ...]:
-    """Boundaries at fc's slots, in order; without ``runner``, what both runners deliver.
-
-    Raises:
-        InputError: the engine would fail at the first request, the version is not known here, or
-            the two runners read this config differently.
-    """
-    unknown = _unknown(version)
-    if unknown:
-        raise InputError(f"{where}: {unknown}; give the served boundaries outright")
-    if runner is not None:
-        return _captured(_ids(config, where, runner, layers), family, layers, where)
-    ids = {name: _ids(config, where, name, layers) for name in RUNNERS}
-    if ids["V1"] != ids["V2"]:
-        raise InputError(
-            f"{where}: vLLM's V1 runner reads {ids['V1']} from {NESTED}, its V2 runner ignores "
-            f"that list and takes {ids['V2']}; write {KEY} at top level, or give the served "
-            "boundaries outright"
-        )
-    return _captured(ids["V1"], family, layers, where)
-
-
-def spell(
-    taps: tuple[Tap, ...], family: str, layers: int, version: str = READ
-) -> Spelling | Unspellable:
+def spell(taps: tuple[Tap, ...], family: str, layers: int, version: str) -> Spelling | Unspellable:
     """How these taps are written for a target of ``family``, or why they cannot be.
 
     At top level, which both runners read; a list in ``eagle_config`` is to be removed.
@@ -99,35 +81,87 @@ def rule_of(version: str) -> Rule:
     )
 
 
+def is_speculators(config: Mapping[str, Any]) -> bool:
+    """Whether vLLM takes the config for one in speculators format."""
+    return config.get("speculators_config") is not None
+
+
+def seen_by_vllm(config: dict[str, Any]) -> dict[str, Any]:
+    """The config as the runners see it: in speculators format the layer's part and one list."""
+    if not is_speculators(config):
+        return config
+    layer = config.get("transformer_layer_config")
+    hoisted = {KEY: config[KEY]} if config.get(KEY) else {}
+    return (layer if isinstance(layer, dict) else {}) | hoisted
+
+
+def _reading(
+    runner: str, read: tuple[Any, str], family: str, layers: int, version: str, problem: str
+) -> Reading:
+    ids, found = read if isinstance(read[0], list) else (None, "default")
+    rule = rule_of(version)
+    taps = problem or _captured(ids, found, family, layers)
+    if isinstance(taps, str):
+        return Reading(NAME, version, runner, None, taps, found, rule)
+    return Reading(NAME, version, runner, taps, "", found, rule)
+
+
+def _ids_v1(config: dict[str, Any]) -> tuple[Any, str]:
+    if config.get(KEY):
+        return config[KEY], "top"
+    if nested_of(config):  # also where it holds no list: then no other key is asked
+        ids = nested_of(config).get(KEY)
+        return (ids, "nested") if ids else (None, "default")
+    return _plus_one(config.get("dflash_config"), "dflash_config.target_layer_ids")
+
+
+def _ids_v2(config: dict[str, Any]) -> tuple[Any, str]:
+    if config.get(KEY):
+        return config[KEY], "top"
+    for key in ("dflash_config.target_layer_ids", "dspark_target_layer_ids", "target_layer_ids"):
+        holder = config.get("dflash_config") if "." in key else config
+        ids, found = _plus_one(holder, key)
+        if found != "default":
+            raw = key.startswith("dspark") and config.get("model_type") == "deepseek_v41"
+            return (config[key] if raw else ids), found
+    for name in ("dflash_config", NESTED):
+        holder = config.get(name)
+        if isinstance(holder, dict) and holder.get("layer_ids"):
+            return holder["layer_ids"], f"{name}.layer_ids"
+    return None, "default"
+
+
+_RUNNERS: dict[Runner, Callable[[dict[str, Any]], tuple[Any, str]]] = {
+    "V1": _ids_v1,
+    "V2": _ids_v2,
+}
+
+
+def _plus_one(holder: Any, key: str) -> tuple[Any, str]:
+    """Keys of other draft families hold output ids; they are moved up by one."""
+    ids = holder.get(key.rpartition(".")[2]) if isinstance(holder, dict) else None
+    if not ids:
+        return None, "default"
+    return ([i + 1 for i in ids] if is_ids(ids) else ids), key
+
+
 def _unknown(version: str) -> str:
     early = version_key(version) < version_key(READ)
     return f"vLLM before {READ} is not known here, found {version}" if early else ""
 
 
-def _ids(config: dict[str, Any], where: Any, runner: Runner, layers: int) -> list[int]:
-    top, nested = layer_ids(config, where), nested_config(config, where)
-    if top is not None:
-        return top
-    other = [key for key in _OTHER_KEYS if config.get(key)]
-    if other or nested.get("layer_ids"):
-        raise InputError(
-            f"{where}: expected layer ids under {KEY!r}, found none there but {other or NESTED}, "
-            "whose reading is not known here; give the served boundaries outright"
-        )
-    ids = layer_ids(nested, where) if runner == "V1" else None
-    return list(default_taps(layers)) if ids is None else ids
-
-
-def _captured(ids: list[int], family: str, layers: int, where: Any) -> tuple[Tap, ...]:
+def _captured(ids: Any, found: str, family: str, layers: int) -> tuple[Tap, ...] | str:
+    if ids is None:
+        ids = list(default_taps(layers))
+    if not is_ids(ids):
+        return not_ids(ids, KEY if found in ("top", "nested") else found)
     captured = tuple(sorted(set(ids) & set(range(layers + 1))))
     if len(captured) != len(ids):
-        raise InputError(
-            f"{where}: vLLM would capture {taps_name(captured) or 'nothing'} for ids {ids} and "
-            f"fail at the first request: expected distinct boundaries in 0..{layers}"
+        return (
+            f"vLLM would capture {taps_name(captured) or 'nothing'} for ids {ids} and fail at the "
+            f"first request: expected distinct boundaries in 0..{layers}"
         )
-    if captured[0] == 0 and family in _NO_EMBEDDING:
-        raise InputError(f"{where}: {_embedding_fails(family)}")
-    return captured
+    return _embedding_fails(family) if captured[0] == 0 and family in _NO_EMBEDDING else captured
 
 
 def _embedding_fails(family: str) -> str:

@@ -1,0 +1,68 @@
+"""llama.cpp: which boundaries reach the drafter, and how boundaries are written there.
+
+The converter writes the GGUF key ``eagle3.extract_layers`` as 2, L // 2, L - 3 of the target,
+whatever the drafter's config says. Id k feeds the input of layer k, h[k], in the order of the
+array; exactly three. Read at commit 0274f0fc; that target graphs expose a layer's *input* was
+taken from the names of the hooks and from the default, and nothing was executed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from draftprobe.dialects.ids import Rule, Spelling, Unspellable, default_taps
+from draftprobe.dialects.reading import Reading
+from draftprobe.drafter.wiring import Tap, taps_name
+
+NAME, READ = "llamacpp", "0274f0fc"
+"""The commit of the files that were read; builds are not told apart."""
+
+OPTION = "eagle3.extract_layers"
+
+
+def _rule(written: bool) -> Rule:
+    return Rule(
+        text=f"id k of the GGUF key {OPTION} feeds h[k], in the array's order; the converter "
+        "writes 2, L // 2, L - 3 and reads no ids",
+        source=f"conversion/llama.py, src/models/eagle3.cpp at {READ}",
+        how="inferred" if written else "read",
+    )
+
+
+def readings(
+    config: dict[str, Any], family: str, layers: int, version: str, options: Mapping[str, Any]
+) -> tuple[Reading, ...]:
+    """One reading; which families' graphs can be asked for their layers' inputs is not known."""
+    ids = options.get(OPTION)
+    found, rule = ("default" if ids is None else OPTION), _rule(ids is not None)
+    taps = _fed(list(default_taps(layers)) if ids is None else ids, layers)
+    if isinstance(taps, str):
+        return (Reading(NAME, version, "", None, taps, found, rule),)
+    return (Reading(NAME, version, "", taps, "", found, rule),)
+
+
+def spell(taps: tuple[Tap, ...], family: str, layers: int, version: str) -> Spelling | Unspellable:
+    """The key's value, or why there is none: any three of h[0]..h[L - 1], in any order."""
+    rule = _rule(True)
+    fed = _fed(list(taps), layers)
+    if isinstance(fed, str):
+        return Unspellable(f"llama.cpp: {fed}", rule)
+    ids = tuple(tap for tap in taps if isinstance(tap, int))
+    text = (
+        f"write {OPTION} = {list(ids)} into the drafter's GGUF (gguf-py can set it); the "
+        "converter does not read it from any config"
+    )
+    return Spelling("option", ids, rule, name=OPTION, text=text)
+
+
+def _fed(ids: Any, layers: int) -> tuple[Tap, ...] | str:
+    if isinstance(ids, list | tuple) and "N" in ids:
+        return "h[N], the final norm's output, is no layer's input"
+    if not isinstance(ids, list | tuple) or not all(type(i) is int for i in ids):
+        return f"expected integers under {OPTION}, found {ids!r}"
+    if len(ids) != 3:
+        return f"fails: exactly 3 entries are expected in {OPTION}, found {len(ids)}"
+    if not all(0 <= i < layers for i in ids):
+        return f"{taps_name(ids)}: only the inputs of layers 0..{layers - 1} can be asked for"
+    return tuple(ids)
