@@ -68,6 +68,12 @@ def _missing_folder(world):
     return replay(world, draft="nowhere"), ["nowhere", "expected a checkpoint folder"]
 
 
+def _another_target(world):
+    path = world / "target" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_hidden_layers": 77}))
+    return replay(world), ["num_hidden_layers 77", "captured from"]
+
+
 def _truncated(world):
     path = world / "draft" / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
@@ -141,7 +147,7 @@ def _golden_missing(world):
 
 
 CASES = [
-    _missing_folder, _truncated, _truncated_states, _pickle, _other_hidden_size,
+    _missing_folder, _another_target, _truncated, _truncated_states, _pickle, _other_hidden_size,
     _taps_out_of_range, _taps_malformed, _nan_states, _empty_prompts, _other_vocabulary,
     _crafted_index, _golden_missing,
 ]  # fmt: skip

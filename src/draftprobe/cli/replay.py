@@ -67,7 +67,7 @@ def _table(wiring: Wiring, states: States, target: Path | None) -> Any:
         import torch
 
         return torch.empty(0)
-    from draftprobe.states.target import embedding_table
+    from draftprobe.states.target import check_belongs, embedding_table
 
     folder = target or Path(states.provenance.model)
     if not folder.is_dir():
@@ -75,6 +75,7 @@ def _table(wiring: Wiring, states: States, target: Path | None) -> Any:
             f"{folder}: expected the target's folder, whose embedding table this drafter reads, "
             "found none; give --target"
         )
+    check_belongs(folder, states)
     return embedding_table(folder)
 
 

@@ -26,6 +26,8 @@ from draftprobe.errors import InputError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from draftprobe.states.record import States
+
 EMBEDDING_NAMES = (".embed_tokens.weight", ".wte.weight", ".word_embeddings.weight")
 HEAD_NAMES = (".lm_head.weight", ".embed_out.weight")
 FINAL_NORM_NAMES = (
@@ -254,6 +256,27 @@ def config_digest(config: Any) -> str:
     data = config if isinstance(config, dict) else config.to_dict()
     text = json.dumps({key: data.get(key) for key in keys}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def check_belongs(folder: Path, states: States) -> None:
+    """Raise InputError unless the target in ``folder`` is built like the one that was captured.
+
+    Only sizes and the family can be compared; another checkpoint of the same build passes.
+    """
+    where, facts = folder / "config.json", states.provenance
+    text = text_part(read_json(where))
+    captured = {
+        "model_type": facts.model_type,
+        "num_hidden_layers": facts.layers,
+        "hidden_size": facts.hidden_size,
+        "vocab_size": facts.vocab_size,
+    }
+    odd = [key for key, value in captured.items() if text.get(key, value) != value]
+    if odd:
+        told = ", ".join(f"{key} {text[key]!r}, states of {captured[key]!r}" for key in odd)
+        raise InputError(
+            f"{where}: expected the target that {states.path} was captured from, found {told}"
+        )
 
 
 def embedding_table(folder: str | Path) -> torch.Tensor:
