@@ -11,7 +11,19 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from draftprobe.cli import capture, decode, demo, diagnose, env, mend, replay, selftest, train
+from draftprobe.cli import (
+    capture,
+    decode,
+    demo,
+    diagnose,
+    env,
+    explain,
+    inspect,
+    mend,
+    replay,
+    selftest,
+    train,
+)
 from draftprobe.errors import InputError
 
 __all__ = ["app", "main"]
@@ -45,10 +57,12 @@ def draftprobe(
 app.command()(capture.capture)
 app.command()(train.train)
 app.command()(selftest.selftest)
+app.command()(inspect.inspect)
 app.command()(diagnose.diagnose)
 app.command()(replay.replay)
 app.command()(decode.decode)
 app.command()(mend.mend)
+app.command()(explain.explain)
 app.command()(demo.demo)
 app.command()(env.env)
 

@@ -1,0 +1,57 @@
+"""`draftprobe inspect`: what a drafter's files say, and what each engine will make of them."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+FINDINGS = 1
+
+
+def inspect(
+    folder: Annotated[Path, typer.Argument(help="The drafter's folder.")],
+    target: Annotated[
+        Path | None, typer.Option(help="The target's config.json, or its folder.")
+    ] = None,
+    engine: Annotated[
+        list[str] | None,
+        typer.Option(help="Judge what this engine does: NAME or NAME@VERSION; may be repeated."),
+    ] = None,
+    wanted: Annotated[
+        str | None, typer.Option(help="Boundaries to be fed, such as 0,3,31: what to write.")
+    ] = None,
+    histogram: Annotated[
+        Path | None, typer.Option(help="Token counts: JSON {id: count} or a list, or a .npy.")
+    ] = None,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Read every weight: NaN, overflow, own tables.")
+    ] = False,
+    trainer: Annotated[
+        str | None, typer.Option(help="Who trained it, such as specforge@since-879.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Tell from files alone what a drafter is, how engines read it, and what is wrong.
+
+    Without --engine every engine is shown and none accused: findings are what is wrong with the
+    folder whoever serves it.
+    """
+    from draftprobe.cli.progress import counted
+    from draftprobe.diagnose.checks.inspection import Asked
+    from draftprobe.diagnose.checks.inspection import inspect as run
+    from draftprobe.drafter.wiring import parse_taps
+
+    taps = None if wanted is None else parse_taps(wanted)
+    with counted("inspect", "MiB or rows") as progress:
+        found = run(
+            Asked(folder, target, tuple(engine or ()), taps, histogram, deep, trainer, progress)
+        )
+    if as_json:
+        import json
+
+        print(json.dumps(found.to_json(), indent=2))
+    else:
+        from draftprobe.report.inspection import render
+
+        print(*render(found), sep="\n")
+    raise typer.Exit(FINDINGS if found.findings else 0)

@@ -1,0 +1,152 @@
+"""What an engine does with a folder, where that is a finding: its readings and its effects judged.
+
+Knows what is harmless (what the trainer meant anyway), no engine's rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from draftprobe.diagnose.checks.catalogue import finding
+from draftprobe.diagnose.checks.subject import Subject
+from draftprobe.diagnose.checks.taps import admissible, lists
+from draftprobe.diagnose.taps import taps_finding
+from draftprobe.diagnose.verdict import Finding
+from draftprobe.dialects.ids import KEY, NESTED
+from draftprobe.drafter.wiring import Tap, taps_name
+
+if TYPE_CHECKING:
+    from draftprobe.diagnose.checks.numbers import Alike
+    from draftprobe.diagnose.verdict import Mend
+    from draftprobe.dialects.reading import Effect, Reading
+
+_BY_KEY = {
+    "norm_before_residual": "W203", "norm_output": "W204", "norm_before_fc": "W206",
+    "fc_norm": "W206", "use_aux_norm": "W206", "tie_word_embeddings": "W308",
+    "max_position_embeddings": "W404", "rope_scaling": "W402", "rope_theta": "W401",
+}  # fmt: skip
+_BY_DEED = {
+    "ignores tensor": "W311", "leaves at initial value": "W312", "refuses": "S104",
+    "ignores key": "S105", "defaults": "S105",
+}  # fmt: skip
+CANNOT = "cannot be expressed here"
+"""How a mend's note begins where an engine has no way to feed the wanted taps."""
+
+_UNUSED_WHEN_SERVED = ("t2d", "rotary_emb.inv_freq")
+"""Tensors that no engine needs: dropping them is no loss."""
+
+
+def name(item: Reading | Effect) -> str:
+    """``vllm 0.32.0 V2``."""
+    variant = getattr(item, "variant", "")
+    return " ".join(part for part in (item.engine, item.version, variant) if part)
+
+
+def claimed(subject: Subject) -> tuple[Tap, ...] | None:
+    """The boundaries that the layer ids mean beyond doubt; None without ids, or in doubt."""
+    found = lists(subject)
+    if KEY in found:
+        return tuple(found[KEY]) if min(found[KEY]) >= 0 else None
+    ids = found.get(f"{NESTED}.{KEY}")
+    if ids is None:
+        return None
+    layers = subject.target.layers if subject.target else None
+    boundaries, outputs = admissible(ids, layers)
+    if outputs and (ids[0] == 1 or not boundaries):
+        return tuple(i + 1 for i in ids)
+    return tuple(ids) if boundaries and not outputs else None
+
+
+def of_readings(
+    subject: Subject, readings: Iterable[Reading], wanted: tuple[Tap, ...] | None
+) -> Iterator[Finding]:
+    """W106, W112, W114, and with wanted taps W101 to W104."""
+    found, meant = lists(subject), claimed(subject)
+    for reading in readings:
+        who, source = name(reading), f" ({reading.rule})" if reading.rule else ""
+        if reading.taps is None:
+            if reading.rule is not None:
+                yield finding("W112", f"{who}: {reading.problem}{source}")
+            continue
+        told = f"{who} feeds {taps_name(reading.taps)}"
+        if wanted is not None:
+            if reading.taps != wanted:
+                identifier, title = taps_finding(reading.taps, wanted)
+                served, asked = taps_name(reading.taps), taps_name(wanted)
+                evidence = f"{told}; wanted are {asked}{source}"
+                yield Finding(identifier, title, "taps", None, served, asked, evidence)
+        elif found and reading.found == "default":
+            if reading.taps != meant:
+                places = " and ".join(f"{place} {ids}" for place, ids in found.items())
+                yield finding("W106", f"{told}, its default: it does not read {places}{source}")
+        elif meant is not None and reading.taps != meant:
+            yield finding(
+                "W114",
+                f"{told} from {_place(reading, found)}, which means {taps_name(meant)}{source}",
+            )
+
+
+def _place(reading: Reading, found: dict[str, list[int]]) -> str:
+    place = {"top": KEY, "nested": f"{NESTED}.{KEY}"}.get(reading.found, reading.found)
+    return f"{place} {found.get(place, '')}".strip()
+
+
+def of_effects(
+    subject: Subject, effects: Iterable[Effect], alike: dict[str, Alike | str] | None = None
+) -> Iterator[Finding]:
+    """S104, S105, W203, W204, W206, W308, W309, W311, W312, W404, by what was done to what.
+
+    One finding for each engine and id; what the trainer meant anyway is none.
+    """
+    gathered: dict[tuple[str, str], list[Effect]] = {}
+    for effect in effects:
+        identifier = _identifier(subject, effect, alike or {})
+        if identifier is not None:
+            gathered.setdefault((name(effect), identifier), []).append(effect)
+    for (who, identifier), group in gathered.items():
+        yield finding(identifier, f"{who}: {_told(group)}")
+
+
+def _told(group: Sequence[Effect]) -> str:
+    subjects = ", ".join(dict.fromkeys(effect.subject for effect in group))
+    texts = "; ".join(dict.fromkeys(effect.text for effect in group))
+    rules = "; ".join(dict.fromkeys(f"{e.rule.source}; {e.rule.how}" for e in group))
+    return f"{subjects}: {texts} ({rules})"
+
+
+def _identifier(subject: Subject, effect: Effect, alike: dict[str, Alike | str]) -> str | None:
+    """The finding's id, None where the effect takes nothing from the drafter."""
+    key = effect.subject.rsplit(".", 1)[-1] if effect.did != "ignores tensor" else effect.subject
+    if effect.did == "replaces":
+        return "W309" if _differs(effect.subject, alike) else None
+    if effect.did == "ignores tensor" and effect.subject.endswith(_UNUSED_WHEN_SERVED):
+        return None
+    if key == KEY:  # a reading tells it, with the taps that arrive
+        return None
+    if _as_trained(subject, effect):
+        return None
+    if effect.did == "defaults" and effect.wire is None:
+        return None
+    return _BY_KEY.get(key) or _BY_DEED.get(effect.did)
+
+
+def _as_trained(subject: Subject, effect: Effect) -> bool:
+    """Whether the wire is then what the trainer meant anyway."""
+    if effect.wire is None or subject.trained is None:
+        return False
+    return getattr(subject.trained, effect.wire, None) == effect.value
+
+
+def _differs(tensor: str, alike: dict[str, Alike | str]) -> bool:
+    for inside, found in alike.items():
+        if tensor.endswith(inside) and not isinstance(found, str):
+            return found.equal < found.rows
+    return False
+
+
+def of_mends(mends: Iterable[Mend]) -> Iterator[Finding]:
+    """W113: a mend without a diff that has no way to say it."""
+    for entry in mends:
+        if entry.note.startswith(CANNOT):
+            yield finding("W113", f"{entry.engine} {entry.version}: {entry.note}")
