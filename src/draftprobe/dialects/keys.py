@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from draftprobe.drafter import layout
 from draftprobe.errors import InputError
 
 LAYER = "transformer_layer_config"
@@ -22,8 +23,8 @@ def layer_config(config: dict[str, Any], where: Any) -> dict[str, Any]:
     Raises:
         InputError: that key holds something other than an object.
     """
-    inner = part(config, LAYER, where)
-    return config if inner is None else config | inner
+    part(config, LAYER, where)
+    return layout.layer_config(config)
 
 
 def part(config: dict[str, Any], key: str, where: Any) -> dict[str, Any] | None:

@@ -1,44 +1,25 @@
 """Who trained a drafter, as far as its folder says, and what every wire but the taps meant there.
 
 No tensor is read. Taps are given: one key means different layers to different trainers; what a
-folder claims about them is in ``claims``. Sources, all read and not executed unless a rule says
-otherwise: EAGLE git cb7e084, SpecForge git a6b6b023 and pull request 879, speculators wheel 0.9.0
-(executed in the tests), ModelOpt git 03713649, TorchSpec git 11356816, AngelSlim git b99215f8.
+folder claims about them is told by :func:`claims`. Sources, read and not executed: EAGLE git
+cb7e084, SpecForge git a6b6b023 and pull request 879, ModelOpt git 03713649, TorchSpec git 11356816,
+AngelSlim git b99215f8. Executed in the tests: speculators wheel 0.9.0.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from draftprobe.dialects import rope_keys
-from draftprobe.dialects.ids import NESTED
+from draftprobe.dialects.ids import KEY, NESTED, layer_ids
 from draftprobe.dialects.keys import count, flag, layer_config, part
+from draftprobe.dialects.recognise import MARK, Recognised, parse_trainer, recognise
 from draftprobe.drafter.checkpoint import Checkpoint
 from draftprobe.drafter.layout import Layout, layout_of
 from draftprobe.drafter.wiring import Tap, Wiring
 from draftprobe.errors import InputError
-
-Version = Literal["", "before-879", "since-879"]
-"""SpecForge's two meanings of ``norm_output``: before and since its pull request 879, merged on
-2026-09-15. Empty: not known, or of no matter."""
-
-MARK = "draftprobe_convert"
-"""The key under which our own conversion says which layout it wrote."""
-
-
-@dataclass(frozen=True, slots=True)
-class Recognised:
-    """Whose folder it is, by what evidence in words; ``unknown`` is a value like the others."""
-
-    name: str
-    why: str
-    version: Version = ""
-
-    def __str__(self) -> str:
-        return f"{self.name}@{self.version}" if self.version else self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +29,30 @@ class Doubt:
     wire: str
     taken: Any
     other: Any
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class TapClaim:
+    """A list of layer ids in a config, and what it may mean: a claim, not the answer.
+
+    Attributes:
+        key: where it stands, such as ``eagle_config.eagle_aux_hidden_state_layer_ids``.
+        level: ``top`` or ``nested``; ``mark`` for the boundaries that our own conversion notes.
+        ids: as written.
+        as_output: boundaries if id k means layer k's output, h[k + 1]; None where one of them
+            does not exist.
+        as_boundary: boundaries if id k means h[k].
+        meant: what the recognised trainer means by it; None where that is not known.
+        why: by what rule.
+    """
+
+    key: str
+    level: Literal["top", "nested", "mark"]
+    ids: tuple[int, ...]
+    as_output: tuple[int, ...] | None
+    as_boundary: tuple[int, ...] | None
+    meant: tuple[int, ...] | None
     why: str
 
 
@@ -80,84 +85,6 @@ TRAINERS: Mapping[str, _Trainer] = {
 }
 """``unknown`` reads each key as its name says, as speculators and vLLM do."""
 
-_MODELOPT_KEYS = ("next_layer_regular", "parallel_draft_step", "parallel_draft_heads_num_layers")
-_ACTIVATIONS = ("silu", "swish")
-_USELESS = re.compile(r"(^|\.)(rotary_emb\.|verifier_norm\.|verifier_lm_head\.)")
-
-
-def parse_trainer(text: str) -> Recognised:
-    """``NAME`` or ``NAME@before-879`` as a user gives it.
-
-    Raises:
-        InputError: an unknown name or version.
-    """
-    name, _, version = text.partition("@")
-    if name not in TRAINERS or version not in ("", "before-879", "since-879"):
-        raise InputError(
-            f"--trainer: expected one of {', '.join(TRAINERS)}, or specforge@before-879 or "
-            f"specforge@since-879, found {text!r}"
-        )
-    return Recognised(name, "given", version)
-
-
-def recognise(checkpoint: Checkpoint, layout: Layout) -> Recognised:
-    """Whose folder this is: the strongest evidence decides.
-
-    Raises:
-        InputError: a key that holds evidence is malformed.
-    """
-    config, where = checkpoint.config, checkpoint.folder / "config.json"
-    nested = part(config, NESTED, where) or {}
-    mark = part(config, MARK, where)
-    if mark is not None:
-        return _marked(mark, where)
-    if "speculators_model_type" in config:
-        return Recognised("speculators", "config.json has speculators_model_type")
-    if "_torchspec_version" in config:
-        return Recognised("torchspec", "config.json has _torchspec_version")
-    for key in _MODELOPT_KEYS:
-        if key in nested:
-            return Recognised("modelopt", f"{NESTED}.{key}, which ModelOpt's export alone writes")
-    if (checkpoint.folder / "golden.safetensors").is_file():
-        return Recognised("draftprobe", "the folder carries a golden file")
-    return _by_names(checkpoint, layout, nested)
-
-
-def _marked(mark: dict[str, Any], where: Any) -> Recognised:
-    name, norm_output = mark.get("to"), mark.get("norm_output")
-    if name not in TRAINERS or norm_output not in (None, "feedback"):
-        raise InputError(f"{where}: {MARK} names no layout that is known here; remove the key")
-    version: Version = "since-879" if norm_output == "feedback" else ""
-    return Recognised(str(name), f"config.json has {MARK}: converted by draftprobe", version)
-
-
-def _by_names(checkpoint: Checkpoint, layout: Layout, nested: dict[str, Any]) -> Recognised:
-    """By the architecture's name and by what tensors are there: weaker, and the words say so."""
-    named = _architecture(checkpoint)
-    middle = "midlayer" in layout.styles
-    own, tables = "embed_tokens.weight" in layout, "d2t" in layout and "t2d" in layout
-    if named == "Eagle3LlamaForCausalLM" and middle:
-        return Recognised("angelslim", f"architecture {named} with tensors named midlayer.*")
-    if named in ("LlamaForCausalLMEagle3", "Eagle3DeepseekV2ForCausalLM"):
-        if own and ("use_mtp_layernorm" in nested or "num_aux_hidden_states" in checkpoint.config):
-            return Recognised(
-                "torchspec", f"architecture {named}, its own embedding, and keys of its configs"
-            )
-        if middle and tables and not own:
-            return Recognised(
-                "specforge",
-                f"architecture {named}, tensors named midlayer.*, d2t and t2d, no embedding: what "
-                "its export writes",
-            )
-    if named in ("LlamaForCausalLM", "Qwen3ForCausalLM") and middle:
-        return Recognised("eagle", f"architecture {named} with tensors named midlayer.*")
-    return Recognised("unknown", f"architecture {named or 'not given'}: nothing names a trainer")
-
-
-def _architecture(checkpoint: Checkpoint) -> str:
-    names = checkpoint.config.get("architectures")
-    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
-
 
 def wiring_of(checkpoint: Checkpoint, taps: tuple[Tap, ...], trainer: str | None = None) -> Wiring:
     """:func:`parse` of a folder whose layout nobody has made yet."""
@@ -184,8 +111,7 @@ def parse(
     rule, where = TRAINERS[who.name], checkpoint.folder / "config.json"
     config = layer_config(checkpoint.config, where)
     nested = part(checkpoint.config, NESTED, where) or {}
-    _refuse_unread(config, nested, where)
-    _refuse_unknown(checkpoint, layout)
+    _refuse_other_forms(nested, where)
     feedback, head_norm = _after_the_layer(config, nested, who, where)
     rope = rope_keys.read_rope(config, where, interleaved=layout.attention == "latent")
     normed = flag(config, "norm_before_residual", where) and rule.residual == "key"
@@ -235,19 +161,8 @@ def doubts(checkpoint: Checkpoint, layout: Layout, trainer: str | None = None) -
     return tuple(found)
 
 
-def _refuse_unread(config: dict[str, Any], nested: dict[str, Any], where: Any) -> None:
-    """Facts that change the drafter and that no Wiring holds."""
-    act = config.get("hidden_act")
-    if act is not None and act not in _ACTIVATIONS:
-        raise InputError(
-            f"{where}: expected hidden_act to be one of {', '.join(_ACTIVATIONS)}, found "
-            f"{str(act)[:60]!r}; another activation is not computed here"
-        )
-    kinds = config.get("layer_types")
-    if isinstance(kinds, list) and "sliding_attention" in kinds:
-        raise InputError(
-            f"{where}: layer_types has sliding_attention: a window, which is not computed here"
-        )
+def _refuse_other_forms(nested: dict[str, Any], where: Any) -> None:
+    """Flags of ModelOpt and TensorRT-LLM that make it another drafter, which no Wiring holds."""
     for key, usual in (
         ("use_input_layernorm_in_first_layer", True),
         ("use_mtp_layernorm", False),
@@ -259,19 +174,6 @@ def _refuse_unread(config: dict[str, Any], nested: dict[str, Any], where: Any) -
                 f"{where}: {NESTED}.{key} is {str(value).lower()}: a drafter of another form, "
                 "which is not read here"
             )
-
-
-def _refuse_unknown(checkpoint: Checkpoint, layout: Layout) -> None:
-    """Tensors that mean nothing here may be half of the drafter: nothing is computed without them.
-
-    Tables of the rotation and copies of the verifier's norm and head are of no use to a drafter.
-    """
-    unread = [name for name in layout.unknown if not _USELESS.search(name)]
-    if unread:
-        raise InputError(
-            f"{checkpoint.folder}: expected an EAGLE-3 drafter's tensors (fc, one or more layers, "
-            f"norm, lm_head, d2t), found also {', '.join(unread[:5])}; this layout is not read yet"
-        )
 
 
 def _after_the_layer(
@@ -336,3 +238,75 @@ def _head(layout: Layout, config: dict[str, Any], where: Any) -> Literal["own", 
     if "lm_head.weight" in layout:
         return "own"
     return "tied" if tied and "embed_tokens.weight" in layout else "target"
+
+
+_MEANT: Mapping[tuple[str, str], tuple[Literal["output", "boundary"], str]] = {
+    ("draftprobe", "top"): ("boundary", "draftprobe's trainer writes boundaries at top level"),
+    ("specforge", "nested"): (
+        "output",
+        "SpecForge hands the ids to SGLang, where an id is a layer's output on most families; not "
+        "on DeepSeek's nor on gpt-oss",
+    ),
+    ("speculators", "top"): ("boundary", "speculators hands the ids to vLLM as they stand"),
+    ("modelopt", "nested"): ("output", "ModelOpt hooks the output of each layer that is named"),
+    ("torchspec", "nested"): ("output", "TorchSpec's ids are outputs; it adds 1 for vLLM"),
+    ("angelslim", "nested"): ("output", "AngelSlim's ids are outputs (embed_offset 1)"),
+}
+"""What a trainer means by a list at a level, and how that is known: read, not executed."""
+
+
+def claims(
+    checkpoint: Checkpoint, layers: int | None, trainer: str | None = None
+) -> tuple[TapClaim, ...]:
+    """Every list of layer ids in the config with its readings; empty where there is none.
+
+    Args:
+        checkpoint: the folder.
+        layers: L of the target; None leaves the ids' upper end unchecked.
+        trainer: see :func:`parse`.
+
+    Raises:
+        InputError: a list that is none of integers.
+    """
+    config, where = checkpoint.config, checkpoint.folder / "config.json"
+    who = parse_trainer(trainer) if trainer else recognise(checkpoint, layout_of(checkpoint))
+    nested = part(config, NESTED, where) or {}
+    found: list[TapClaim] = []
+    places: tuple[tuple[Literal["top", "nested"], dict[str, Any], str], ...]
+    places = (("top", config, KEY), ("nested", nested, f"{NESTED}.{KEY}"))
+    for level, holder, key in places:
+        ids = layer_ids(holder, where)
+        if ids is not None:
+            found.append(_claim(key, level, tuple(ids), layers, who, checkpoint))
+    mark = part(config, MARK, where) or {}
+    if KEY in mark:
+        taps = tuple(layer_ids(mark, where) or ())
+        fits = _existing(taps, layers)
+        why = "boundaries that draftprobe's conversion noted"
+        found.append(TapClaim(f"{MARK}.{KEY}", "mark", taps, None, fits, fits, why))
+    return tuple(found)
+
+
+def _claim(
+    key: str,
+    level: Literal["top", "nested"],
+    ids: tuple[int, ...],
+    layers: int | None,
+    who: Recognised,
+    checkpoint: Checkpoint,
+) -> TapClaim:
+    output, boundary = _existing(tuple(i + 1 for i in ids), layers), _existing(ids, layers)
+    rule, why = _MEANT.get((who.name, level), (None, f"no rule for {who.name} at this level"))
+    exported = who.name == "torchspec" and not any(
+        name.startswith("midlayer.") for name in checkpoint.tensors
+    )
+    if exported and checkpoint.config.get("model_type") == "kimi_k2":
+        rule, why = None, "TorchSpec's export for vLLM adds 1 to the ids of kimi_k2, or does not"
+    meant = {"output": output, "boundary": boundary, None: None}[rule]
+    return TapClaim(key, level, ids, output, boundary, meant, why)
+
+
+def _existing(taps: tuple[int, ...], layers: int | None) -> tuple[int, ...] | None:
+    """The boundaries, or None where one of them is none: below h[0] or beyond h[L]."""
+    good = all(tap >= 0 and (layers is None or tap <= layers) for tap in taps)
+    return taps if good else None
