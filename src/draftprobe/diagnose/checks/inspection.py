@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftprobe.diagnose.checks import belonging, engines, norms, rope, taps, tensors, vocabulary
+from draftprobe.diagnose.checks.catalogue import finding
 from draftprobe.diagnose.checks.facts import facts
 from draftprobe.diagnose.checks.subject import Subject, subject_of
 from draftprobe.diagnose.mend import Wanted, mend, read_config
@@ -91,7 +92,7 @@ class Inspection:
             "readings": [asdict(reading) for reading in self.readings],
             "effects": [asdict(effect) for effect in self.effects],
             "alike": {k: v if isinstance(v, str) else asdict(v) for k, v in self.alike.items()},
-            "findings": [asdict(finding) for finding in self.findings],
+            "findings": [asdict(found) for found in self.findings],
             "mend": [asdict(entry) for entry in self.mend],
             "not_evaluated": [asdict(entry) for entry in self.not_evaluated],
         }  # fmt: skip
@@ -113,9 +114,10 @@ def inspect(asked: Asked) -> Inspection:
     open_points: list[NotEvaluated] = []
     who = _trainer(checkpoint, layout, asked.trainer)
     wiring = _meant(checkpoint, layout, asked.trainer, open_points)
-    subject = subject_of(checkpoint, layout, target, wiring)
+    subject = subject_of(checkpoint, layout, target, wiring, who.name)
     findings = list(_static(subject, open_points))
     counts = None if asked.histogram is None else read_histogram(asked.histogram)
+    findings += _doubts(subject, asked.trainer)
     findings += [] if counts is None else vocabulary.check_coverage(subject, counts)
     found, why = belonging.tokenizers(asked.folder, asked.target)
     findings += found
@@ -145,7 +147,7 @@ def _static(subject: Subject, points: list[NotEvaluated]) -> list[Finding]:
     if kind not in _LIKE_EAGLE3:
         _note(points, "taps, norms and tensors", f"not an EAGLE-3 drafter: {FAMILIES[kind]}")
         modules = [vocabulary, rope, belonging]
-    return [finding for module in modules for finding in module.check(subject)]
+    return [found for module in modules for found in module.check(subject)]
 
 
 def _note(points: list[NotEvaluated], what: str, why: str | None) -> None:
@@ -173,6 +175,21 @@ def _meant(
         return None
 
 
+_DOUBTED = {"rope": "W405", "residual": "W207"}
+
+
+def _doubts(subject: Subject, trainer: str | None) -> list[Finding]:
+    """W207 and W405: keys that training did not read, and that servers do."""
+    if subject.trained is None:
+        return []
+    found = trainers.doubts(subject.checkpoint, subject.layout, trainer)
+    return [
+        finding(_DOUBTED[d.wire], f"{d.why}: {d.taken} by training, {d.other} as written")
+        for d in found
+        if d.wire in _DOUBTED
+    ]
+
+
 def open_target(path: Path) -> Target:
     """A target from its ``config.json``, or the folder that holds it.
 
@@ -182,16 +199,20 @@ def open_target(path: Path) -> Target:
     where = path / "config.json" if path.is_dir() else path
     config = read_json(where)
     text = text_part(config)
-    sizes = []
-    for key in ("num_hidden_layers", "hidden_size", "vocab_size"):
-        value = text.get(key, config.get(key))
-        if type(value) is not int or not 0 < value < 2**31:
-            raise InputError(
-                f"{where}: expected a positive number under {key!r}, found {value!r}; is it the "
-                "target's config and not another file's?"
-            )
-        sizes.append(value)
-    return Target(family_of(config, where), *sizes, text, str(where))
+    layers, hidden, vocabulary = (
+        _size(text.get(key, config.get(key)), key, where)
+        for key in ("num_hidden_layers", "hidden_size", "vocab_size")
+    )
+    return Target(family_of(config, where), layers, hidden, vocabulary, text, str(where))
+
+
+def _size(value: Any, key: str, where: Path) -> int:
+    if type(value) is not int or not 0 < value < 2**31:
+        raise InputError(
+            f"{where}: expected a positive number under {key!r}, found {value!r}; is it the "
+            "target's config and not another file's?"
+        )
+    return value
 
 
 def read_histogram(path: Path) -> Any:

@@ -16,27 +16,36 @@ from draftprobe.diagnose.verdict import Finding
 _NOT_SCALING = frozenset({"rope_theta", "type", "rope_type", "partial_rotary_factor"})
 
 
+_TRAINS_AS_WRITTEN = frozenset({"draftprobe", "specforge", "torchspec", "modelopt", "speculators"})
+"""Trainers whose training reads the config's theta: serving by the same config then agrees."""
+
+_SCALES_AS_WRITTEN = _TRAINS_AS_WRITTEN - {"speculators"}
+"""Of these, those whose configs did not lose their scaling in a converter (speculators' did)."""
+
+
 def check(subject: Subject) -> Iterator[Finding]:
-    """W401 to W403; nothing without a target."""
+    """W401 to W403; nothing without a target, or where training is known to have read the key."""
     if subject.target is None:
         return
     own, target = subject.config, subject.target.config
     a, b = theta(own), theta(target)
-    if a is not None and b is not None and a != b:
+    known = subject.trainer in _TRAINS_AS_WRITTEN
+    if a is not None and b is not None and a != b and not known:
         yield finding(
             "W401",
             f"the drafter's rope_theta is {a:g}, the target's {b:g}: right if it was trained so; "
-            "some stacks train with 10000 whatever the config says, some share one table",
+            "who trained it is not certain, and some stacks share the target's table",
             served=f"{a:g}",
         )
-    if a is not None and b is not None and scaling(own) != scaling(target):
+    scaled = subject.trainer in _SCALES_AS_WRITTEN
+    if a is not None and b is not None and scaling(own) != scaling(target) and not scaled:
         yield finding(
             "W402",
             f"the drafter's rope scaling is {_told(scaling(own))}, the target's "
             f"{_told(scaling(target))}: right if it was trained so; converters have lost it",
         )
     a, b = partial(own), partial(target)
-    if a is not None and b is not None and a != b:
+    if a is not None and b is not None and a != b and not known:
         yield finding("W403", f"partial_rotary_factor is {a:g} here, {b:g} in the target")
 
 

@@ -35,6 +35,7 @@ class Subject:
         d2t: int64 [D]; t2d: bool [V]; None where the folder has none.
         target: what its config says, None if it was not given.
         trained: the wiring that its trainer meant, None where that is not known.
+        trainer: a name of ``trainers.TRAINERS``.
     """
 
     checkpoint: Checkpoint
@@ -44,6 +45,7 @@ class Subject:
     t2d: np.ndarray | None
     target: Target | None = None
     trained: Wiring | None = None
+    trainer: str = "unknown"
 
     @property
     def where(self) -> str:
@@ -94,6 +96,7 @@ def subject_of(
     layout: Layout,
     target: Target | None = None,
     trained: Wiring | None = None,
+    trainer: str = "unknown",
 ) -> Subject:
     """Flatten the config and read the two vocabulary tables.
 
@@ -109,6 +112,7 @@ def subject_of(
         None if t2d is None else t2d != 0,
         target,
         trained,
+        trainer,
     )
 
 
