@@ -9,7 +9,17 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from draftprobe.dialects import llamacpp, openvino, sglang, tensorrt_llm, vllm
+from draftprobe.dialects import (
+    llamacpp,
+    llamacpp_loader,
+    openvino,
+    sglang,
+    sglang_loader,
+    tensorrt_llm,
+    tensorrt_llm_loader,
+    vllm,
+    vllm_loader,
+)
 from draftprobe.dialects.ids import Spelling, Unspellable
 from draftprobe.dialects.reading import Effect, Reading, Target
 from draftprobe.dialects.version import version_key
@@ -40,23 +50,28 @@ class _Dialect:
     in_config: bool = False
 
 
-def _no_effects(*_: Any) -> tuple[Effect, ...]:
-    return ()
-
-
 ENGINES = {
     "llamacpp": _Dialect(
-        llamacpp.readings, llamacpp.spell, _no_effects, llamacpp.READ, releases=False
+        llamacpp.readings, llamacpp.spell, llamacpp_loader.effects, llamacpp.READ, releases=False
     ),
-    "openvino": _Dialect(openvino.readings, openvino.spell, _no_effects, openvino.READ),
+    "openvino": _Dialect(openvino.readings, openvino.spell, openvino.effects, openvino.READ),
     "sglang": _Dialect(
-        sglang.readings, sglang.spell, _no_effects, sglang.READ, sglang.ALIASES, in_config=True
+        sglang.readings,
+        sglang.spell,
+        sglang_loader.effects,
+        sglang.READ,
+        sglang.ALIASES,
+        in_config=True,
     ),
     "tensorrt_llm": _Dialect(
-        tensorrt_llm.readings, tensorrt_llm.spell, _no_effects, tensorrt_llm.READ, releases=False
+        tensorrt_llm.readings,
+        tensorrt_llm.spell,
+        tensorrt_llm_loader.effects,
+        tensorrt_llm.READ,
+        releases=False,
     ),
     "vllm": _Dialect(
-        vllm.readings, vllm.spell, _no_effects, vllm.READ, vllm.ALIASES, in_config=True
+        vllm.readings, vllm.spell, vllm_loader.effects, vllm.READ, vllm.ALIASES, in_config=True
     ),
 }
 

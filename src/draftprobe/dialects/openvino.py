@@ -14,8 +14,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from draftprobe.dialects.ids import Rule, Spelling, Unspellable, in_layer_order
-from draftprobe.dialects.reading import Reading
+from draftprobe.dialects.loading import Folder, unread_ids, width
+from draftprobe.dialects.reading import Effect, Reading, Target
 from draftprobe.dialects.version import version_key
+from draftprobe.drafter.checkpoint import Checkpoint
+from draftprobe.drafter.layout import Layout
 from draftprobe.drafter.wiring import Tap, taps_name
 
 NAME, READ = "openvino", "2026.4.1"
@@ -100,3 +103,26 @@ def _captured(ids: Any, layers: int) -> tuple[Tap, ...] | str:
             f"0..{layers - 1} (h[0] is no layer's output)"
         )
     return taps
+
+
+def effects(
+    checkpoint: Checkpoint, layout: Layout, target: Target, version: str
+) -> tuple[Effect, ...]:
+    """What OpenVINO ignores or replaces of this folder, as far as it is known.
+
+    The folder is exported by optimum-intel first, whose drafter class was not read: what becomes of
+    norms, biases and flags there is not known, and not told.
+    """
+    folder = Folder(NAME, version, checkpoint.config, checkpoint, target)
+    rule = Rule(
+        text="the target's embedding is copied into the drafter's model",
+        source="openvino.genai eagle3_model_transforms.cpp at 015a9936, share_vocabulary",
+        how="inferred",
+    )
+    found = unread_ids(folder, (), rule_of(target.family, version), f" takes ids from {OPTION}:")
+    own = folder.holds("embed_tokens.weight")
+    if own:
+        text = "OpenVINO copies the target's embedding over the drafter's own"
+        found.append(folder.effect("replaces", own, text, rule, "embedding", "target"))
+    hidden = folder.count("target_hidden_size") or folder.count("hidden_size")
+    return (*found, *width(folder, 3, hidden, rule_of(target.family, version)))
