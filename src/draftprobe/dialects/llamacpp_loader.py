@@ -50,7 +50,7 @@ def effects(
     """What llama.cpp ignores, drops, defaults or refuses of this folder."""
     folder = Folder(NAME, version, layer_config(checkpoint.config), checkpoint, target)
     return (
-        *unread_ids(folder, (), _CONVERTER, "'s converter"),
+        *unread_ids(folder, (), _CONVERTER, "llama.cpp's converter writes 2, L // 2, L - 3"),
         *_recognised(folder),
         *_keys(folder),
         *_tensors(folder),

@@ -119,7 +119,9 @@ def effects(
         source="openvino.genai eagle3_model_transforms.cpp at 015a9936, share_vocabulary",
         how="inferred",
     )
-    found = unread_ids(folder, (), rule_of(target.family, version), f" takes ids from {OPTION}:")
+    found = unread_ids(
+        folder, (), rule_of(target.family, version), f"OpenVINO takes ids from {OPTION}"
+    )
     own = folder.holds("embed_tokens.weight")
     if own:
         text = "OpenVINO copies the target's embedding over the drafter's own"

