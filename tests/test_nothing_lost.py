@@ -67,13 +67,14 @@ def test_run_folder_is_checked_before_the_work(tmp_path):
 def test_an_index_decides_which_file_holds_a_tensor(tmp_path):
     from safetensors.torch import save_file
 
-    from draftprobe.drafter.checkpoint import open_checkpoint
+    from draftprobe.drafter.checkpoint import open_checkpoint, read_header
 
     made = tiny.drafter()
     folder = tiny.save_drafter(tmp_path / "d", made)
     zeros = {"fc.weight": made.fc.weight.detach() * 0, "norm.weight": made.norm.weight.detach()}
     save_file(zeros, folder / "z.safetensors")
-    names = dict.fromkeys(made.state_dict(), "model.safetensors") | {"norm.weight": "z.safetensors"}
+    names = dict.fromkeys(read_header(folder / "model.safetensors")[0], "model.safetensors")
+    names |= {"norm.weight": "z.safetensors"}
     index = folder / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": names}))
     assert open_checkpoint(folder).read("fc.weight").abs().sum() > 0

@@ -87,10 +87,7 @@ def peer_logits(
         ),
     )
     peer = Eagle3DraftModel(config).eval()
-    weights = {
-        name.replace("midlayer.", "layers.0."): value
-        for name, value in drafter.state_dict().items()
-    }
+    weights = drafter.state_dict()
     weights["embed_tokens.weight"] = drafter.embedding
     left = peer.load_state_dict(weights, strict=False)
     assert not left.unexpected_keys
@@ -213,5 +210,5 @@ def test_scores_know_only_the_distance():
 
 
 def test_an_unknown_scaling_is_refused():
-    with pytest.raises(InputError, match="found 'yarn'"):
-        inverse_frequencies(rope_of({"rope_type": "yarn", "factor": 2.0}), 8)
+    with pytest.raises(InputError, match="found 'longrope'"):
+        inverse_frequencies(rope_of({"rope_type": "longrope", "factor": 2.0}), 8)

@@ -139,7 +139,7 @@ def test_a_context_that_is_cut_is_the_text_behind_the_cut(tmp_path):
     e = made.embed(sequence.tokens[13:33])[None]
     g = made.fuse(sequence.taps((1, 2))[12:32])[None]
 
-    def attend(q, k, v):
+    def attend(_layer, q, k, v):
         return torch.nn.functional.scaled_dot_product_attention(
             q, k, v, is_causal=True, enable_gqa=True
         )

@@ -66,7 +66,7 @@ def outputs(made, taps, tokens, slot, drafts):
     return outs
 
 
-def causal(q, k, v):
+def causal(_layer, q, k, v):
     """Attention of one text with an explicit mask: query i sees keys 0..i."""
     group, n = q.shape[1] // k.shape[1], q.shape[2]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
@@ -146,7 +146,10 @@ def save_drafter(folder: Path, made):
         "norm_output": wiring.feedback == "post_norm",
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
-    tensors = {name: tensor.contiguous() for name, tensor in made.state_dict().items()}
+    tensors = {
+        name.replace("layers.0.", "midlayer."): tensor.contiguous()
+        for name, tensor in made.state_dict().items()
+    }
     if wiring.embedding == "own":
         tensors["embed_tokens.weight"] = made.embedding.contiguous()
     save_file(tensors, folder / "model.safetensors")

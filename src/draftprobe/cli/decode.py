@@ -55,7 +55,7 @@ def decode(
     items, _ = read_prompts(prompts, loaded.tokenizer, limit)
     model: Any = loaded.model
     table = model.get_input_embeddings().weight.detach()
-    drafter = load_drafter(checkpoint, wiring, table, DTYPES[dtype]).to(device)
+    drafter = load_drafter(checkpoint, wiring, table, dtype=DTYPES[dtype]).to(device)
     with counted("decode", "answers") as progress:
         compared = compare(
             loaded, [item.tokens for item in items], {"drafter": drafter}, steps, max_new,

@@ -10,7 +10,9 @@ head of the scored tokens and one block over them. Knows no statistics and draws
           r_t = R_t / rms(g_t) from the inner products of the projections; R_t without hidden_norm
 
 So a slot that is only looked at costs as much as its keys and values, and needs no matrix product;
-queries, MLP and head run on the scored tokens alone.
+queries, MLP and head run on the scored tokens alone. Where keys and values are not linear in u
+(norms of single heads, latent attention), their last part is done anew for each tuple, turning
+included. Several decoder layers have no such form: their context must be run whole.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 
+from draftprobe.drafter.attention import Heads
 from draftprobe.drafter.model import Drafter
-from draftprobe.drafter.rope import rotate
 from draftprobe.drafter.vocabulary import draft_labels
 from draftprobe.drafter.wiring import Tap
 from draftprobe.errors import InputError
@@ -101,10 +103,14 @@ class Pool:
         """Project ``candidates`` (all recorded boundaries by default) through every slot.
 
         Raises:
-            InputError: the states do not fit the drafter, no token can be scored, or the memory
-                allowed does not hold 16 sequences.
+            InputError: the states do not fit the drafter, no token can be scored, the memory
+                allowed does not hold 16 sequences, or the drafter has no closed form.
         """
-        self._drafter = drafter
+        _check_form(drafter)
+        self._drafter, self._layer = drafter, drafter.decoder[0]
+        attention = self._layer.self_attn
+        self._linear = isinstance(attention, Heads) and attention.k_norm is None
+        self._widths = [source.out_features for source in attention.sources]
         self.candidates = tuple(states.boundaries if candidates is None else candidates)
         self.slots = drafter.shape.taps
         if not self.candidates:
@@ -172,7 +178,9 @@ class Pool:
         mask = (context[:, None] <= rows[..., None]).to(self._device)[:, None]  # [B, 1, C, T]
         keys, values = self._keys_values(places, context)  # [B, kv heads, T, d]
 
-        def attend(q: torch.Tensor, _k: torch.Tensor, _v: torch.Tensor) -> torch.Tensor:
+        def attend(
+            _layer: int, q: torch.Tensor, _k: torch.Tensor, _v: torch.Tensor
+        ) -> torch.Tensor:
             return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=True)
 
         parts = (self._projections[slot, place][chosen] for slot, place in enumerate(places))
@@ -193,19 +201,28 @@ class Pool:
         self, places: list[int], rows: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys (turned) and values of context rows [B, T], each [B, kv heads, T, d]."""
-        shape, wiring = self._drafter.shape, self._drafter.wiring
+        wiring = self._drafter.wiring
         scale = self._before_fc(places, rows)  # [B, T]
         if wiring.hidden_norm:
             square = torch.zeros_like(scale)
             for s, a in enumerate(places):
                 for t, b in enumerate(places[: s + 1]):
                     square += (1 if s == t else 2) * self._products[s, t][rows, a, b]
-            epsilon = self._drafter.midlayer.hidden_norm.epsilon
-            scale = scale * (scale.square() * square / shape.hidden + epsilon).rsqrt()
+            epsilon, hidden = self._layer.hidden_norm.epsilon, self._drafter.shape.hidden
+            scale = scale * (scale.square() * square / hidden + epsilon).rsqrt()
         both = sum(self._hidden_half[slot, place][rows] for slot, place in enumerate(places))
         both = self._embedding_half[rows] + both * scale[..., None].to(self._embedded.dtype)
-        k, v = both.unflatten(-1, (2, shape.kv_heads, shape.head_dim)).permute(2, 0, 3, 1, 4)
-        return k, v
+        return self._finished(both, None if self._linear else self._positions[rows])
+
+    def _finished(
+        self, both: torch.Tensor, positions: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Projections [..., T, W] -> keys and values; no positions: the keys are turned already."""
+
+        def turn(x: torch.Tensor) -> torch.Tensor:
+            return x if positions is None else self._drafter.turn(x, positions.to(x.device))
+
+        return self._layer.self_attn.keys_values(both.split(self._widths, dim=-1), turn)
 
     def _before_fc(self, places: list[int], rows: torch.Tensor) -> torch.Tensor:
         """R: what one norm over the concatenation divides by, inverted; else ones."""
@@ -218,7 +235,7 @@ class Pool:
         """As many of the windows, scattered over the file, as the memory holds."""
         shape, choices = self._drafter.shape, len(self._choices)
         size, pairs = self._drafter.fc.weight.element_size(), self.slots * (self.slots + 1) // 2
-        row = choices * self.slots * 2 * shape.kv_heads * shape.head_dim * size
+        row = choices * self.slots * sum(self._widths) * size
         row += pairs * choices**2 * 4
         token = choices * self.slots * shape.hidden * size
         needed = sum(window.rows * row + len(window.scored) * token for window in windows)
@@ -248,7 +265,7 @@ class Pool:
         opened = torch.tensor([window.start for window in windows])
         self._row = self.slot - opened[self._line] + self._starts[self._line]
         self._positions = torch.empty(rows, dtype=torch.long)
-        width = 2 * shape.kv_heads * shape.head_dim
+        width = sum(self._widths)
         self._hidden_half = weight.new_empty(self.slots, choices, rows, width)
         self._embedding_half = weight.new_empty(rows, width)
         self._projections = weight.new_empty(self.slots, choices, total, shape.hidden)
@@ -263,7 +280,7 @@ class Pool:
     def _fill(self, first_token: int, first_row: int, states: States, window: _Window) -> None:
         """Project one sequence; ``first_token`` and ``first_row`` are where its part begins."""
         drafter, shape, wiring = self._drafter, self._drafter.shape, self._drafter.wiring
-        weight, attention = drafter.fc.weight, drafter.midlayer.self_attn
+        weight, layer = drafter.fc.weight, self._layer
         slots = torch.arange(window.start, window.start + window.rows)
         rows = slice(first_row, first_row + window.rows)
         tokens = slice(first_token, first_token + len(window.scored))
@@ -277,6 +294,8 @@ class Pool:
                 for slot, block in enumerate(weight.split(shape.target_hidden, dim=1))
             ]
         )  # [slots, A, T, H]
+        if drafter.fc.bias is not None:
+            projected[0] += drafter.fc.bias  # whatever stands in that slot
         for (s, t), products in self._products.items():
             pair = (projected[slot].float().transpose(0, 1) for slot in (s, t))  # [T, A, H]
             first, second = pair
@@ -288,24 +307,43 @@ class Pool:
         self._embedded[tokens] = e[window.scored - window.start]
         positions = drafter.position(slots, 1)
         self._positions[rows] = positions
-        both = torch.cat([attention.k_proj.weight, attention.v_proj.weight])  # [2 D_kv, 2H]
+        both = torch.cat([source.weight for source in layer.self_attn.sources])  # [W, 2H]
         halves = both.chunk(2, dim=1)
         of_e, of_g = halves if wiring.half_order == "embedding_first" else halves[::-1]
         if wiring.embedding_norm:
-            e = drafter.midlayer.input_layernorm(e)
+            e = layer.input_layernorm(e)
         if wiring.hidden_norm:
-            of_g = of_g * drafter.midlayer.hidden_norm.weight
-        self._embedding_half[rows] = self._turned(e @ of_e.T, positions)
+            of_g = of_g * layer.hidden_norm.weight
+        self._embedding_half[rows] = self._turned(e @ of_e.T + self._bias(), positions)
         self._hidden_half[:, :, rows] = self._turned(projected @ of_g.T, positions)
 
+    def _bias(self) -> torch.Tensor:
+        """What keys and values have added to them, [W]; it goes with the embedding's half."""
+        zeros = self._drafter.fc.weight.new_zeros
+        sources = self._layer.self_attn.sources
+        return torch.cat([zeros(s.out_features) if s.bias is None else s.bias for s in sources])
+
     def _turned(self, both: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Keys and values [..., T, 2 D_kv] with the keys rotated."""
-        shape, rope = self._drafter.shape, self._drafter.wiring.rope
-        keys, values = both.chunk(2, dim=-1)
-        keys = keys.unflatten(-1, (shape.kv_heads, shape.head_dim)).transpose(-2, -3)
-        turn = (positions.to(self._device), self._drafter._frequencies.to(self._device), rope.style)
-        keys = rotate(keys, *turn).transpose(-2, -3).flatten(-2)
-        return torch.cat([keys, values], dim=-1)
+        """Projections [..., T, W], of plain heads with the keys rotated already."""
+        if not self._linear:
+            return both
+        keys, values = self._finished(both, positions)
+        return torch.cat([part.transpose(-2, -3).flatten(-2) for part in (keys, values)], dim=-1)
+
+
+def _check_form(drafter: Drafter) -> None:
+    """Raise InputError where a slot's share in keys and values is no sum over slots."""
+    layers = len(drafter.layers)
+    if layers > 1:
+        raise InputError(
+            f"search: expected a drafter of one decoder layer, found {layers}: what a later layer "
+            "attends to is no sum over slots; `draftprobe replay` measures any one wiring of it"
+        )
+    if drafter.fc.bias is not None and drafter.wiring.pre_fc_norm == "whole":
+        raise InputError(
+            "search: expected no bias of fc beside one norm over its whole input, found both: they "
+            "have no closed form here; `draftprobe replay` measures any one wiring of it"
+        )
 
 
 def _normed(drafter: Drafter, slot: int, x: torch.Tensor) -> torch.Tensor:

@@ -9,10 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from draftprobe.drafter.checkpoint import Checkpoint, TensorInfo
+from draftprobe.drafter.checkpoint import Checkpoint, TensorInfo, read_tensor
 from draftprobe.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
 
 _PREFIX = re.compile(r"^(?:draft_model\.|model\.)+")
 _KNOWN = re.compile(
@@ -64,6 +67,39 @@ class Layout:
 
     def __contains__(self, name: str) -> bool:
         return name in self.sources
+
+    def shape(self, checkpoint: Checkpoint, name: str) -> tuple[int, ...]:
+        """Sizes of a tensor that must be there.
+
+        Raises:
+            InputError: it is not; the message names what is there instead.
+        """
+        source = self._source(checkpoint, name)
+        shape = checkpoint.info(source.name).shape
+        return shape if source.rows is None else (source.rows[1] - source.rows[0], *shape[1:])
+
+    def read(self, checkpoint: Checkpoint, name: str) -> torch.Tensor:
+        """A tensor under its inside name; see :meth:`shape` for errors."""
+        source = self._source(checkpoint, name)
+        return read_tensor(checkpoint.info(source.name), source.rows)
+
+    def _source(self, checkpoint: Checkpoint, name: str) -> Source:
+        if name not in self.sources:
+            there = ", ".join(sorted(checkpoint.tensors)[:6]) or "none"
+            raise InputError(
+                f"{checkpoint.folder}: expected a tensor {name!r} (under any stack's name for it), "
+                f"found {len(checkpoint.tensors)} others ({there}, ...)"
+            )
+        return self.sources[name]
+
+
+def layer_config(config: dict[str, Any]) -> dict[str, Any]:
+    """The config with speculators' nested ``transformer_layer_config`` laid over the top level.
+
+    ``hidden_size``, head counts and rope stand there in its format; without it, a plain copy.
+    """
+    nested = config.get("transformer_layer_config")
+    return config | nested if isinstance(nested, dict) else dict(config)
 
 
 def layout_of(checkpoint: Checkpoint) -> Layout:
@@ -128,7 +164,7 @@ def _parts(
 
 def _split(kind: str, info: TensorInfo, checkpoint: Checkpoint) -> list[tuple[str, int]]:
     """How a fused projection's rows fall to its parts, in the order in which engines fuse them."""
-    config, total = checkpoint.config, info.shape[0] if info.shape else 0
+    config, total = layer_config(checkpoint.config), info.shape[0] if info.shape else 0
     if kind == "gate_up_proj":
         parts = [("gate_proj", total // 2), ("up_proj", total // 2)]
     elif kind == "qkv_proj":

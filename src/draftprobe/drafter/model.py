@@ -1,6 +1,6 @@
 """The reference drafter: EAGLE-3 (arXiv 2503.01840) in plain torch, every wire from a Wiring.
 
-Parameter names are the SpecForge file's. Knows neither engines nor where its states come from.
+Parameter names are the layout's inside names. Knows neither engines nor where its states come from.
 
     g_t   = fc(norm?(cat(tap states at t)))                      fuse
     u_t   = cat(input_layernorm(e(x_{t+1})), hidden_norm(g_t))   block
@@ -8,20 +8,25 @@ Parameter names are the SpecForge file's. Knows neither engines nor where its st
     o_t   = a_t + mlp(post_attention_layernorm(a_t))
     draft = argmax lm_head(norm(o_t))   predicts x_{t+2}         logits
     Step 2 starts from o_t in place of g_t, at the next position, with the drafted token.
+
+Further layers are usual ones on o_t: they read input_layernorm(o_t), H wide, and add to it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from draftprobe.drafter.attention import Attend, Heads, LatentHeads, RMSNorm, Turn, linear
 from draftprobe.drafter.checkpoint import Checkpoint
-from draftprobe.drafter.rope import inverse_frequencies, rotate
+from draftprobe.drafter.kind import check_eagle3
+from draftprobe.drafter.layout import Layout, layout_of
+from draftprobe.drafter.rope import amplitude, inverse_frequencies, rotate, sharpness
+from draftprobe.drafter.shape import Shape, shape_of
 from draftprobe.drafter.vocabulary import target_ids
 from draftprobe.drafter.wiring import Wiring
 from draftprobe.errors import InputError
@@ -31,70 +36,41 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 WORKING_SET = 2**23
 """Numbers in the largest tensor that is made at a time: attention weights, states, logits."""
 
-Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""(q [B, heads, T, d], k, v [B, kv heads, T, d]) -> [B, heads, T, d]."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """Sizes of a drafter; ``target_hidden`` is the width of one tap, ``taps`` their number."""
-
-    hidden: int
-    target_hidden: int
-    taps: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    draft_vocabulary: int
-    vocabulary: int
-    epsilon: float
-
-
-class RMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + eps) * weight, computed in float32."""
-
-    def __init__(self, size: int, epsilon: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.epsilon = epsilon
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Same shape and dtype as ``x``."""
-        y = F.rms_norm(x.float(), (x.shape[-1],), None, self.epsilon)
-        return (y * self.weight.float()).to(x.dtype)
-
-
-class _Attention(nn.Module):
-    def __init__(self, shape: Shape) -> None:
-        super().__init__()
-        width = shape.heads * shape.head_dim
-        kv_width = shape.kv_heads * shape.head_dim
-        self.q_proj = nn.Linear(2 * shape.hidden, width, bias=False)
-        self.k_proj = nn.Linear(2 * shape.hidden, kv_width, bias=False)
-        self.v_proj = nn.Linear(2 * shape.hidden, kv_width, bias=False)
-        self.o_proj = nn.Linear(width, shape.hidden, bias=False)
-
 
 class _MLP(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(shape.hidden, shape.intermediate, bias=False)
-        self.up_proj = nn.Linear(shape.hidden, shape.intermediate, bias=False)
-        self.down_proj = nn.Linear(shape.intermediate, shape.hidden, bias=False)
+        self.gate_proj = linear(shape, "gate_proj", shape.hidden, shape.intermediate)
+        self.up_proj = linear(shape, "up_proj", shape.hidden, shape.intermediate)
+        self.down_proj = linear(shape, "down_proj", shape.intermediate, shape.hidden)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
-class _Layer(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+class Layer(nn.Module):
+    """A decoder layer: ``number`` 0 reads embedding and hidden state, others the stream alone."""
+
+    def __init__(self, shape: Shape, number: int, factor: float) -> None:
         super().__init__()
+        self.number, inputs = number, shape.hidden if number else 2 * shape.hidden
         self.input_layernorm = RMSNorm(shape.hidden, shape.epsilon)
-        self.hidden_norm = RMSNorm(shape.hidden, shape.epsilon)
-        self.self_attn = _Attention(shape)
+        if number == 0:
+            self.hidden_norm = RMSNorm(shape.hidden, shape.epsilon)
+        latent = shape.latent is not None
+        self.self_attn = LatentHeads(shape, inputs, factor) if latent else Heads(shape, inputs)
         self.post_attention_layernorm = RMSNorm(shape.hidden, shape.epsilon)
         self.mlp = _MLP(shape)
+
+    def forward(
+        self, u: torch.Tensor, residual: torch.Tensor, turn: Turn, attend: Attend
+    ) -> torch.Tensor:
+        """What attention reads [B, T, inputs] and the stream it adds to [B, T, H] -> [B, T, H]."""
+        attention = self.self_attn
+        k, v = attention.keys_values([source(u) for source in attention.sources], turn)
+        mixed = attend(self.number, attention.queries(u, turn), k, v)  # [B, heads, T, e]
+        a = residual + attention.o_proj(mixed.transpose(-2, -3).flatten(-2))
+        return a + self.mlp(self.post_attention_layernorm(a))
 
 
 class Drafter(nn.Module):
@@ -114,19 +90,26 @@ class Drafter(nn.Module):
             )
         self.shape, self.wiring = shape, wiring
         self.embedding = embedding
-        self._frequencies = inverse_frequencies(wiring.rope, shape.head_dim)  # stays float32
+        self._frequencies = inverse_frequencies(wiring.rope, shape.rotary)  # stays float32
+        self._amplitude = amplitude(wiring.rope)
         width = shape.taps * shape.target_hidden
-        self.fc = nn.Linear(width, shape.hidden, bias=False)
+        self.fc = linear(shape, "fc", width, shape.hidden)
         if wiring.pre_fc_norm == "whole":
             self.input_norm = RMSNorm(width, shape.epsilon)
         elif wiring.pre_fc_norm == "per_tap":
             self.fc_norm = nn.ModuleList(
                 RMSNorm(shape.target_hidden, shape.epsilon) for _ in range(shape.taps)
             )
-        self.midlayer = _Layer(shape)
+        factor = sharpness(wiring.rope)
+        self.layers = nn.ModuleList(Layer(shape, i, factor) for i in range(shape.layers))
         self.norm = RMSNorm(shape.hidden, shape.epsilon)
         self.lm_head = nn.Linear(shape.hidden, shape.draft_vocabulary, bias=False)
         self.register_buffer("d2t", torch.zeros(shape.draft_vocabulary, dtype=torch.long))
+
+    @property
+    def decoder(self) -> tuple[Layer, ...]:
+        """The decoder layers; the first reads embedding and hidden state."""
+        return tuple(layer for layer in self.layers if isinstance(layer, Layer))
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """e(tokens): [..., H], in the drafter's dtype and on its device."""
@@ -144,29 +127,27 @@ class Drafter(nn.Module):
             taps = torch.cat([norm(part) for norm, part in pairs], dim=-1)
         return self.fc(taps)
 
+    def turn(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Rope: [..., heads, T, d] at positions [..., T]."""
+        frequencies, style = self._frequencies.to(x.device), self.wiring.rope.style
+        return rotate(x, positions, frequencies, style, self._amplitude)
+
     def block(
         self, e: torch.Tensor, g: torch.Tensor, positions: torch.Tensor, attend: Attend
     ) -> torch.Tensor:
-        """The decoder layer: e and g [B, T, H], positions [T] or [B, T] -> o [B, T, H]."""
-        layer, wiring, shape = self.midlayer, self.wiring, self.shape
-        normed = layer.hidden_norm(g)
+        """The decoder layers: e and g [B, T, H], positions [T] or [B, T] -> o [B, T, H]."""
+        first, *later = self.decoder
+        wiring, turn = self.wiring, partial(self.turn, positions=positions)
+        normed = first.hidden_norm(g)
         halves = [
-            layer.input_layernorm(e) if wiring.embedding_norm else e,
+            first.input_layernorm(e) if wiring.embedding_norm else e,
             normed if wiring.hidden_norm else g,
         ]
         u = torch.cat(halves if wiring.half_order == "embedding_first" else halves[::-1], dim=-1)
-        q, k, v = (
-            projection(u).unflatten(-1, (-1, shape.head_dim)).transpose(-2, -3)  # [B, heads, T, d]
-            for projection in (
-                layer.self_attn.q_proj,
-                layer.self_attn.k_proj,
-                layer.self_attn.v_proj,
-            )
-        )
-        turn = (positions, self._frequencies.to(u.device), wiring.rope.style)
-        mixed = attend(rotate(q, *turn), rotate(k, *turn), v).transpose(-2, -3).flatten(-2)
-        a = (normed if wiring.residual == "normed" else g) + layer.self_attn.o_proj(mixed)
-        return a + layer.mlp(layer.post_attention_layernorm(a))
+        o = first(u, normed if wiring.residual == "normed" else g, turn, attend)
+        for layer in later:
+            o = layer(layer.input_layernorm(o), o, turn, attend)
+        return o
 
     def logits(self, o: torch.Tensor) -> torch.Tensor:
         """Scores over the draft vocabulary: [..., D]."""
@@ -193,37 +174,39 @@ class Chains:
 
     Step 1 is causal over the slots. Step j's query of the chain that starts at slot t sees the
     step-1 keys of slots 0..t and the keys of its own steps 2..j: what a decoder's cache would hold.
-    Right padding needs no mask, since no query looks right.
+    Every layer has keys and values of its own. Right padding needs no mask, since no query looks
+    right.
     """
 
     def __init__(self) -> None:
-        self._keys: list[torch.Tensor] = []
-        self._values: list[torch.Tensor] = []
+        self._seen: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
         self._slots: torch.Tensor | None = None
 
     def at(self, slots: torch.Tensor) -> Chains:
         """After step 1: steps 2.. of only the chains that start at ``slots`` [B, C]."""
         some = Chains()
-        some._keys, some._values, some._slots = self._keys[:1], self._values[:1], slots
+        some._seen = {layer: pairs[:1] for layer, pairs in self._seen.items()}
+        some._slots = slots
         return some
 
-    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> torch.Tensor:
         """Attend for the next step; see :data:`Attend`."""
-        groups = q.shape[1] // k.shape[1]
+        groups, pairs = q.shape[1] // k.shape[1], self._seen.setdefault(layer, [])
         k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
-        self._keys.append(k)
-        self._values.append(v)
-        if len(self._keys) == 1:
+        pairs.append((k, v))
+        if len(pairs) == 1:
             return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        first, *later = self._keys
+        (first, values), *later = pairs
         q = q * q.shape[-1] ** -0.5
         past = q @ first.transpose(-1, -2)  # [B, heads, T, T], or [B, heads, C, T] after at()
         slots = torch.arange(past.shape[-1], device=q.device)
         ahead = slots > (slots if self._slots is None else self._slots[:, None])[..., None]
-        own = torch.stack([(q * key).sum(-1) for key in later], dim=-1)  # [B, heads, T, j - 1]
+        own = torch.stack([(q * key).sum(-1) for key, _ in later], dim=-1)  # [B, heads, T, j - 1]
         weights = torch.cat([past.masked_fill(ahead, -torch.inf), own], dim=-1).softmax(-1)
-        out = weights[..., : past.shape[-1]] @ self._values[0]
-        for index, value in enumerate(self._values[1:]):
+        out = weights[..., : past.shape[-1]] @ values
+        for index, (_, value) in enumerate(later):
             out = out + weights[..., past.shape[-1] + index, None] * value
         return out
 
@@ -283,135 +266,106 @@ class Cache:
     """Attention of one decoding sequence: keys and values of all earlier slots, then its own."""
 
     def __init__(self) -> None:
-        self._key: torch.Tensor | None = None
-        self._value: torch.Tensor | None = None
+        self._seen: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     @property
     def length(self) -> int:
         """Slots held."""
-        return 0 if self._key is None else self._key.shape[-2]
+        return self._seen[0][0].shape[-2] if self._seen else 0
 
     def truncate(self, length: int) -> None:
         """Forget all slots from ``length`` on."""
-        if self._key is not None and self._value is not None:
-            self._key, self._value = self._key[..., :length, :], self._value[..., :length, :]
+        for layer, (k, v) in self._seen.items():
+            self._seen[layer] = k[..., :length, :], v[..., :length, :]
 
-    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> torch.Tensor:
         """Append k and v and attend causally; see :data:`Attend`."""
-        if self._key is not None and self._value is not None:
-            k, v = torch.cat([self._key, k], dim=-2), torch.cat([self._value, v], dim=-2)
-        self._key, self._value = k, v
+        if layer in self._seen:
+            pairs = zip(self._seen[layer], (k, v), strict=True)
+            k, v = (torch.cat(pair, dim=-2) for pair in pairs)
+        self._seen[layer] = k, v
         new, total = q.shape[-2], k.shape[-2]
         seen = torch.ones(new, total, dtype=torch.bool, device=q.device).tril(total - new)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
-
-
-def shape_of(checkpoint: Checkpoint, wiring: Wiring) -> Shape:
-    """Sizes read from a SpecForge-layout folder: weights first, config for what they cannot say.
-
-    Raises:
-        InputError: a size is missing, or weights, config and wiring contradict each other.
-    """
-    where, config = checkpoint.folder / "config.json", checkpoint.config
-    fc = checkpoint.info("fc.weight").shape
-    head = checkpoint.info("lm_head.weight").shape
-    q = checkpoint.info("midlayer.self_attn.q_proj.weight").shape
-    k = checkpoint.info("midlayer.self_attn.k_proj.weight").shape
-    gate = checkpoint.info("midlayer.mlp.gate_proj.weight").shape
-    if not all(len(shape) == 2 and 0 not in shape for shape in (fc, head, q, k, gate)):
-        raise InputError(f"{checkpoint.folder}: expected two-dimensional weights, none empty")
-    heads, vocabulary = (
-        integer(config, "num_attention_heads", where),
-        integer(config, "vocab_size", where),
-    )
-    taps = len(wiring.taps)
-    if fc[1] % taps:
-        raise InputError(
-            f"{checkpoint.folder}: fc reads {fc[1]} channels, which {taps} taps cannot share "
-            "evenly; give as many taps as the drafter has slots"
-        )
-    hidden = integer(config, "hidden_size", where)
-    head_dim = q[0] // heads
-    width = config.get("target_hidden_size", fc[1] // taps)
-    if width != fc[1] // taps:
-        raise InputError(
-            f"{where}: fc reads {fc[1]} channels, {fc[1] / width if width else 0:g} taps of "
-            f"target_hidden_size {width!r}, and {taps} taps were given"
-        )
-    if hidden != fc[0] or not head_dim or q[0] != heads * head_dim or k[0] % head_dim:
-        raise InputError(
-            f"{where}: hidden_size {hidden} and {heads} heads do not fit fc {fc}, q_proj {q}, "
-            f"k_proj {k}"
-        )
-    return Shape(
-        hidden=hidden,
-        target_hidden=fc[1] // taps,
-        taps=taps,
-        heads=heads,
-        kv_heads=k[0] // head_dim,
-        head_dim=head_dim,
-        intermediate=gate[0],
-        draft_vocabulary=head[0],
-        vocabulary=vocabulary,
-        epsilon=_epsilon(config, where),
-    )
-
-
-def _epsilon(config: dict[str, Any], where: Any) -> float:
-    value = config.get("rms_norm_eps", 1e-6)  # transformers' own default
-    if not isinstance(value, float) or not 0 < value < 1:
-        raise InputError(f"{where}: expected rms_norm_eps between 0 and 1, found {value!r}")
-    return value
-
-
-def integer(config: dict[str, Any], key: str, where: Any) -> int:
-    """A positive integer that the config must hold; InputError otherwise."""
-    value = config.get(key)
-    if not isinstance(value, int) or value <= 0:
-        raise InputError(f"{where}: expected a positive integer {key!r}, found {value!r}")
-    return value
 
 
 def load_drafter(
     checkpoint: Checkpoint,
     wiring: Wiring,
     embedding: torch.Tensor,
+    head: torch.Tensor | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Drafter:
-    """The reference drafter of a SpecForge-layout folder, in evaluation mode.
+    """The reference drafter of a folder in any layout, in evaluation mode.
 
     Args:
-        checkpoint: folder with ``fc``, ``midlayer.*``, ``norm``, ``lm_head`` and maybe ``d2t``.
+        checkpoint: folder of an EAGLE-3 drafter; see ``layout``.
         wiring: how it is wired, in this replay.
         embedding: the target's table [V, H]; unused where the wiring says the drafter's own.
+        head: the target's head [V, H]; used where the wiring says the target's.
         dtype: to compute in.
 
     Raises:
-        InputError: a tensor is missing, has another shape, or holds NaN.
+        InputError: another family's folder; a tensor is missing, has another shape, is quantised,
+            or holds NaN; a tensor that has no place.
     """
-    shape = shape_of(checkpoint, wiring)
+    layout = layout_of(checkpoint)
+    check_eagle3(checkpoint, layout)
+    shape = shape_of(checkpoint, wiring, layout)
     if wiring.embedding == "own":
-        embedding = checkpoint.read("embed_tokens.weight")
+        embedding = layout.read(checkpoint, "embed_tokens.weight")
     drafter = Drafter(shape, wiring, embedding)
-    state: dict[str, torch.Tensor] = {}
-    for name, wanted in drafter.state_dict().items():
+    state = drafter.state_dict()
+    for name, wanted in state.items():
         if name == "d2t" and wiring.vocabulary == "identity":
-            state[name] = wanted
             continue
-        tensor = checkpoint.read(name)
-        if tensor.shape != wanted.shape:
-            raise InputError(
-                f"{checkpoint.folder}: {name} should have shape {tuple(wanted.shape)}, found "
-                f"{tuple(tensor.shape)}"
-            )
-        if wanted.is_floating_point() and tensor.dtype not in FLOATS:
-            raise InputError(
-                f"{checkpoint.folder}: {name} should be float32, float16 or bfloat16, found "
-                f"{tensor.dtype}; quantised weights are not read"
-            )
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            raise InputError(f"{checkpoint.folder}: {name} holds NaN or infinite values")
-        state[name] = tensor
+        if name != "lm_head.weight" or wiring.head == "own":
+            state[name] = _read(checkpoint, layout, name, wanted)
     drafter.load_state_dict(state)
-    drafter.target_ids()  # a map that points outside the vocabulary is told now
+    ids = drafter.target_ids()  # a map that points outside the vocabulary is told now
+    if wiring.head != "own":
+        table = drafter.embedding if wiring.head == "tied" else head
+        drafter.lm_head.weight.data = _rows(table, ids, drafter, checkpoint)
     return drafter.to(dtype).eval()
+
+
+def _read(checkpoint: Checkpoint, layout: Layout, name: str, wanted: torch.Tensor) -> torch.Tensor:
+    """A tensor that fits the parameter or table ``wanted``."""
+    where = layout.shape(checkpoint, name)
+    if where != tuple(wanted.shape):
+        raise InputError(
+            f"{checkpoint.folder}: {name} should have shape {tuple(wanted.shape)}, found {where}"
+        )
+    tensor = layout.read(checkpoint, name)
+    if wanted.is_floating_point() and tensor.dtype not in FLOATS:
+        raise InputError(
+            f"{checkpoint.folder}: {name} should be float32, float16 or bfloat16, found "
+            f"{tensor.dtype}; quantised weights are not read"
+        )
+    if not wanted.is_floating_point() and tensor.dtype not in (torch.int64, torch.int32):
+        raise InputError(
+            f"{checkpoint.folder}: {name} should be int64 or int32, found {tensor.dtype}"
+        )
+    if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+        raise InputError(f"{checkpoint.folder}: {name} holds NaN or infinite values")
+    return tensor
+
+
+def _rows(
+    table: torch.Tensor | None, ids: torch.Tensor, drafter: Drafter, checkpoint: Checkpoint
+) -> torch.Tensor:
+    """The head's rows [D, H] that stand for the draft vocabulary, out of a table [V, H]."""
+    shape = drafter.shape
+    if table is None:
+        raise InputError(
+            f"{checkpoint.folder}: this drafter takes the target's head and has none of its own; "
+            "give the target"
+        )
+    if table.shape != (shape.vocabulary, shape.hidden):
+        raise InputError(
+            f"head: expected shape ({shape.vocabulary}, {shape.hidden}), found "
+            f"{tuple(table.shape)}; is it this drafter's target?"
+        )
+    return table[ids.to(table.device)].to(drafter.norm.weight)

@@ -22,7 +22,8 @@ from draftprobe.dialects.rope_keys import read_rope
 from draftprobe.dialects.trainers import wiring_of
 from draftprobe.drafter import golden
 from draftprobe.drafter.checkpoint import open_checkpoint, read_header
-from draftprobe.drafter.model import Drafter, Shape, integer, load_drafter
+from draftprobe.drafter.model import Drafter, load_drafter
+from draftprobe.drafter.shape import Shape, integer
 from draftprobe.drafter.vocabulary import choose, draft_labels, tables
 from draftprobe.drafter.wiring import Tap, check_taps, eagle3, tap_name
 from draftprobe.errors import InputError
@@ -223,7 +224,7 @@ def _write(
     folder.mkdir()
     d2t, t2d = tables(kept, vocabulary)
     weights = {
-        name: tensor.to(torch.bfloat16).contiguous()
+        name.replace("layers.0.", "midlayer."): tensor.to(torch.bfloat16).contiguous()
         for name, tensor in drafter.state_dict().items()
         if tensor.is_floating_point()
     }
