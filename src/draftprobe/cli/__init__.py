@@ -13,6 +13,7 @@ import typer
 
 from draftprobe.cli import (
     capture,
+    convert,
     decode,
     demo,
     diagnose,
@@ -22,6 +23,7 @@ from draftprobe.cli import (
     mend,
     replay,
     selftest,
+    states,
     train,
 )
 from draftprobe.errors import InputError
@@ -55,6 +57,7 @@ def draftprobe(
 
 # In the order in which the help lists them.
 app.command()(capture.capture)
+app.command()(states.states)
 app.command()(train.train)
 app.command()(selftest.selftest)
 app.command()(inspect.inspect)
@@ -62,6 +65,7 @@ app.command()(diagnose.diagnose)
 app.command()(replay.replay)
 app.command()(decode.decode)
 app.command()(mend.mend)
+app.command()(convert.convert)
 app.command()(explain.explain)
 app.command()(demo.demo)
 app.command()(env.env)

@@ -8,6 +8,7 @@ Knows no formula: ``drafter/rope`` has those.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from draftprobe.dialects.keys import flag, is_number, number, part
@@ -90,18 +91,21 @@ def _plain(value: Any) -> bool:
     return value is None or isinstance(value, str | bool) or is_number(value)
 
 
-def write_rope(config: dict[str, Any], rope: Rope) -> dict[str, Any]:
-    """The config with this rope in the older spelling, which every stack here reads.
+def rope_members(rope: Rope, old: Mapping[str, Any], where: Any) -> dict[str, Any]:
+    """The keys of a rope in the older spelling, which every stack here reads.
 
-    ``rope_theta`` and ``rope_scaling`` at the level of the sizes; ``rope_parameters`` is removed.
-    Members of a default scaling (a multimodal ``mrope_section``) stay as they are.
+    Members of a scaling of the kind ``default`` (``mrope_section`` of multimodal targets) change
+    nothing on text, and are kept as ``old`` has them.
     """
-    new = {key: value for key, value in config.items() if key != "rope_parameters"}
-    for key in ("rope_theta", "rope_scaling", "partial_rotary_factor"):
-        new.pop(key, None)
-    new["rope_theta"] = rope.theta
-    if rope.scaling:
-        new["rope_scaling"] = dict(rope.scaling)
+    new: dict[str, Any] = {"rope_theta": rope.theta}
+    items = dict(rope.scaling)
+    if not items:
+        for key in ("rope_scaling", "rope_parameters"):
+            items |= part(dict(old), key, where) or {}
+        for key in ("rope_theta", "partial_rotary_factor"):
+            items.pop(key, None)
+        items = items if set(items) - {"rope_type", "type"} else {}
+    new["rope_scaling"] = items or None
     if rope.partial != 1.0:
         new["partial_rotary_factor"] = rope.partial
     return new

@@ -1,0 +1,423 @@
+"""A drafter's folder in another stack's layout: names, config and vocabulary, the wiring kept.
+
+What the other layout cannot hold is refused, and named. The written folder is read back before it
+gets its name: its wiring must be the one that went in. Runs no stack and reads no weight's value.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from draftprobe.dialects.engines import parse_engine
+from draftprobe.dialects.families import family_of, text_part
+from draftprobe.dialects.folder import Part, part_of, tensor_bytes, write_folder
+from draftprobe.dialects.holds import FORMATS, Case, Format, refusals
+from draftprobe.dialects.ids import KEY, NESTED, Spelling, default_taps
+from draftprobe.dialects.keys import count, layer_config, part
+from draftprobe.dialects.recognise import MARK, Recognised, parse_trainer, recognise
+from draftprobe.dialects.rope_keys import rope_members
+from draftprobe.dialects.trainers import claims, doubts, parse
+from draftprobe.drafter.checkpoint import Checkpoint, open_checkpoint, read_json
+from draftprobe.drafter.kind import check_eagle3
+from draftprobe.drafter.layout import Layout, layout_of
+from draftprobe.drafter.shape import shape_of
+from draftprobe.drafter.wiring import Tap, Wiring, check_taps, difference, taps_name
+from draftprobe.errors import InputError
+
+GOLDEN = "golden.safetensors"
+
+_KEPT = (
+    "max_position_embeddings", "initializer_range", "bos_token_id", "eos_token_id", "pad_token_id",
+    "attention_dropout", "pretraining_tp", "use_cache", "n_routed_experts", "target_model_type",
+)  # fmt: skip
+"""Keys that decide no wire and no size, and are taken along as they are."""
+
+_READ = frozenset({
+    "architectures", "model_type", "hidden_size", "target_hidden_size", "intermediate_size",
+    "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps",
+    "hidden_act", "vocab_size", "draft_vocab_size", "rope_theta", "rope_scaling",
+    "rope_parameters", "partial_rotary_factor", "attention_bias", "mlp_bias", "bias",
+    "torch_dtype", "dtype", "tie_word_embeddings", "norm_before_residual", "norm_before_fc",
+    "fc_norm", "norm_output", "use_aux_norm", KEY, NESTED, MARK, "speculators_model_type",
+    "speculators_config", "speculators_version", "transformer_layer_config", "embed_requires_grad",
+    "num_aux_hidden_states", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim",
+    "qk_rope_head_dim", "v_head_dim", "_torchspec_version", "transformers_version",
+})  # fmt: skip
+"""Keys whose content is read and written anew in the other layout's spelling."""
+
+_DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a target's ``config.json`` says: L, the family by which ids are read, architectures."""
+
+    layers: int
+    family: str
+    architectures: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """A folder in the other layout.
+
+    Attributes:
+        out: where it lies; to: its layout; source: whose folder it was made from.
+        wiring: as it stands in both.
+        ids: layer ids as written, ``level`` where; empty where the layout has none.
+        tensors: how many; made: those that the source lacks and its d2t gives; left: those that
+            the layout has no place for and d2t gives back.
+        dropped: keys of the source's config that were not taken along.
+        notes: what its user must know, a sentence each.
+    """
+
+    out: Path
+    to: Format
+    source: Recognised
+    wiring: Wiring
+    ids: tuple[int, ...]
+    level: str
+    tensors: int
+    made: tuple[str, ...]
+    left: tuple[str, ...]
+    dropped: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the user says beyond the folder: see :func:`convert`."""
+
+    taps: tuple[Tap, ...] | None = None
+    read_ids: str | None = None
+    trainer: str | None = None
+    target: Path | None = None
+    verifier: str | None = None
+
+
+def convert(draft: Path, to: str, out: Path, wish: Wish = Wish()) -> Converted:
+    """Write ``draft`` in the layout ``to`` into the new folder ``out``.
+
+    Args:
+        draft: the drafter's folder.
+        to: a key of ``holds.FORMATS``.
+        out: a folder that does not exist yet.
+        wish: taps outright, or how the ids in the config are read (``output``, ``boundary``);
+            whose folder it is; the target's config or folder; the verifier's name.
+
+    Raises:
+        InputError: bad input, a wire that is not known, or one that the layout cannot hold.
+    """
+    if to not in FORMATS:
+        raise InputError(f"--to: expected one of {', '.join(FORMATS)}, found {to!r}")
+    form = cast(Format, to)
+    checkpoint = open_checkpoint(draft)
+    layout = layout_of(checkpoint)
+    check_eagle3(checkpoint, layout)
+    target = None if wish.target is None else read_target(wish.target)
+    who = parse_trainer(wish.trainer) if wish.trainer else recognise(checkpoint, layout)
+    wiring = known_wiring(checkpoint, layout, who, wish, target)
+    shape = shape_of(checkpoint, wiring, layout)
+    case = Case(wiring, shape, layout, target.layers if target else None)
+    if reasons := refusals(form, case):
+        raise InputError(f"{draft} cannot be written as {to}: " + "; ".join(reasons))
+    ids, level, notes = _spelled(form, wiring, target)
+    parts, made, left = _tensors(checkpoint, case, form)
+    config = _config(checkpoint, case, form, ids, target, wish, who)
+    golden = [checkpoint.folder / GOLDEN] if (checkpoint.folder / GOLDEN).is_file() else []
+    with write_folder(out, config, parts, (checkpoint, layout), golden) as beside:
+        _check_written(beside, wiring, form)
+    notes += [f"{doubt.wire}: {doubt.why}" for doubt in doubts(checkpoint, layout, wish.trainer)]
+    dropped = set(layer_config(checkpoint.config, draft)) - _READ - set(_KEPT)
+    return Converted(
+        out, form, who, wiring, ids, level, len(parts), made, left, tuple(sorted(dropped)),
+        tuple(notes),
+    )  # fmt: skip
+
+
+def read_target(path: Path) -> Target:
+    """What is needed of a target, from its ``config.json`` or the folder with it.
+
+    Raises:
+        InputError: no such file, or it names no family or no layers.
+    """
+    where = path / "config.json" if path.is_dir() else path
+    config = read_json(where)
+    layers = count(text_part(config), "num_hidden_layers", where)
+    if layers is None:
+        raise InputError(f"{where}: expected the target's num_hidden_layers, found none")
+    names = config.get("architectures")
+    plain = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return Target(layers, family_of(config, where), tuple(names) if plain and names else ())
+
+
+def known_wiring(
+    checkpoint: Checkpoint, layout: Layout, who: Recognised, wish: Wish, target: Target | None
+) -> Wiring:
+    """The wiring that is to be kept: the golden file's, else the trainer's with the taps found.
+
+    Raises:
+        InputError: the taps are not known, do not exist, or differ from the golden file's.
+    """
+    if not (checkpoint.folder / GOLDEN).is_file():
+        taps = wish.taps or _claimed(checkpoint, who, wish, target)
+        if target is not None:
+            check_taps(taps, target.layers)
+        return parse(checkpoint, layout, taps, wish.trainer)
+    from draftprobe.drafter.golden import read
+
+    golden = read(checkpoint.folder).wiring
+    given = replace(golden, taps=wish.taps) if wish.taps else golden
+    if wish.trainer:
+        given = parse(checkpoint, layout, given.taps, wish.trainer)
+    if wires := difference(golden, given):
+        raise InputError(
+            f"{checkpoint.folder / GOLDEN}: the golden file says otherwise about "
+            f"{', '.join(wires)}; leave out --taps and --trainer, or take the file away"
+        )
+    return golden
+
+
+def _claimed(
+    checkpoint: Checkpoint, who: Recognised, wish: Wish, target: Target | None
+) -> tuple[Tap, ...]:
+    """Boundaries by the config's own lists; one reading must remain."""
+    layers = target.layers if target else None
+    found = claims(checkpoint, layers, wish.trainer)
+    where = checkpoint.folder / "config.json"
+    if not found and who.name == "eagle" and layers is not None:
+        return default_taps(layers)
+    if not found:
+        raise InputError(f"{where}: names no layers; give the boundaries with --taps")
+    rules = {"output": "as_output", "boundary": "as_boundary", None: "meant"}
+    if wish.read_ids not in rules:
+        raise InputError(f"--read-ids: expected output or boundary, found {wish.read_ids!r}")
+    marked = [claim for claim in found if claim.level == "mark"]
+    used = marked if marked and wish.read_ids is None else [c for c in found if c not in marked]
+    read = {getattr(claim, rules[wish.read_ids]) for claim in used}
+    if len(read) == 1 and (taps := read.pop()) is not None:
+        return taps
+    said = "; ".join(f"{claim.key} {list(claim.ids)} ({claim.why})" for claim in found)
+    raise InputError(
+        f"{where}: the taps are not certain: {said}; give --taps, or --read-ids output|boundary"
+    )
+
+
+def _spelled(
+    to: Format, wiring: Wiring, target: Target | None
+) -> tuple[tuple[int, ...], str, list[str]]:
+    """The ids as the layout means them, where they stand, and what must be said of them."""
+    taps = tuple(tap for tap in wiring.taps if isinstance(tap, int))
+    if to == "eagle":
+        return (), "", ["EAGLE's code captures the layers by itself: the config has no ids"]
+    if to == "speculators":
+        return taps, "top", []
+    outputs = tuple(tap - 1 for tap in taps)
+    if to != "specforge":
+        return outputs, "nested", []
+    if target is not None:
+        spelling = parse_engine("sglang").spell(wiring.taps, target.family, target.layers)
+        if isinstance(spelling, Spelling):
+            outputs = spelling.ids
+        elif spelling.rule is not None:
+            raise InputError(f"specforge: wire taps: {spelling.reason}")
+    if min(outputs) < 0:
+        hint = "" if target else "; on DeepSeek's family id 0 names it: give --target"
+        raise InputError(f"specforge: wire taps: h[0] would be id -1, which it refuses{hint}")
+    note = "ids are outputs of layers, as SGLang's rule for most families has it; give --target"
+    return outputs, "nested", [] if target is not None else [note]
+
+
+def _tensors(
+    checkpoint: Checkpoint, case: Case, to: Format
+) -> tuple[list[Part], tuple[str, ...], tuple[str, ...]]:
+    """Every tensor under the layout's name; t2d made or left where only one side has it."""
+    layout, made, left = case.layout, [], []
+    middle = to in ("specforge", "eagle", "torchspec")
+    parts = []
+    for inside in layout.sources:
+        if inside == "t2d" and to == "modelopt":
+            left.append(inside)
+            continue
+        name = inside.replace("layers.0.", "midlayer.", 1) if middle else inside
+        parts.append(part_of(checkpoint, layout, inside, name))
+    if "d2t" in layout and (left or ("t2d" not in layout and to != "modelopt")):
+        table = _t2d(checkpoint, case)
+        if left and b"".join(tensor_bytes(checkpoint, layout, "t2d")) != table:
+            raise InputError(
+                f"{checkpoint.folder}: t2d and d2t disagree, and {to} keeps d2t alone: mend them"
+            )
+        if not left:
+            made.append("t2d")
+            parts.append(Part("t2d", "BOOL", (len(table),), len(table), made=table))
+    elif left:
+        raise InputError(f"{checkpoint.folder}: has t2d without d2t, which {to} has no place for")
+    return parts, tuple(made), tuple(left)
+
+
+def _t2d(checkpoint: Checkpoint, case: Case) -> bytes:
+    """t2d as d2t gives it, one byte for each of the target's tokens.
+
+    Raises:
+        InputError: d2t is no table of integers, or names a token outside the vocabulary.
+    """
+    info = checkpoint.info(case.layout.sources["d2t"].name)
+    codes = {"I64": "q", "I32": "i"}
+    if info.dtype not in codes:
+        raise InputError(f"{info.file}: expected integers in d2t, found {info.dtype}")
+    offsets = array(codes[info.dtype], b"".join(tensor_bytes(checkpoint, case.layout, "d2t")))
+    if sys.byteorder == "big":
+        offsets.byteswap()
+    table = bytearray(case.shape.vocabulary)
+    for index, offset in enumerate(offsets):
+        if not 0 <= index + offset < len(table):
+            raise InputError(
+                f"{info.file}: d2t sends draft token {index} to {index + offset}, outside "
+                f"0..{len(table) - 1}"
+            )
+        table[index + offset] = 1
+    return bytes(table)
+
+
+def _config(
+    checkpoint: Checkpoint,
+    case: Case,
+    to: Format,
+    ids: tuple[int, ...],
+    target: Target | None,
+    wish: Wish,
+    who: Recognised,
+) -> dict[str, Any]:
+    """The new config: sizes and rope, the stack's own keys, and where it comes from."""
+    where = checkpoint.folder / "config.json"
+    old = layer_config(checkpoint.config, where)
+    sizes = _sizes(old, case, where)
+    mark = {"to": to, "from": who.name, KEY: list(case.wiring.taps)}
+    dtype = old.get("torch_dtype") or old.get("dtype")
+    dtype = dtype or _DTYPES.get(checkpoint.info(case.layout.sources["fc.weight"].name).dtype)
+    common = {"torch_dtype": dtype, "tie_word_embeddings": False, MARK: mark}
+    if to == "speculators":
+        return _speculators(checkpoint, case, sizes, ids, target, wish) | common
+    if to == "specforge" and case.wiring.feedback == "post_norm":
+        mark["norm_output"] = "feedback"
+    return _flat(case, to, sizes, ids) | common
+
+
+def _sizes(old: Mapping[str, Any], case: Case, where: Any) -> dict[str, Any]:
+    """The decoder layer's keys, as the weights say, and its rope."""
+    shape = case.shape
+    sizes: dict[str, Any] = {key: old[key] for key in _KEPT if key in old}
+    sizes |= {
+        "vocab_size": shape.vocabulary,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "hidden_act": old.get("hidden_act") or "silu",
+        "rms_norm_eps": shape.epsilon,
+        "attention_bias": "q_proj" in shape.biases,
+        "mlp_bias": "gate_proj" in shape.biases,
+    }
+    if latent := shape.latent:
+        sizes |= {
+            "q_lora_rank": latent.query_rank or None,
+            "kv_lora_rank": latent.rank,
+            "qk_nope_head_dim": latent.plain,
+            "qk_rope_head_dim": latent.rotary,
+            "v_head_dim": latent.value,
+        }
+    else:
+        sizes["head_dim"] = shape.head_dim
+    return sizes | rope_members(case.wiring.rope, old, where)
+
+
+def _flat(case: Case, to: Format, sizes: dict[str, Any], ids: tuple[int, ...]) -> dict[str, Any]:
+    """A config whose sizes stand at top level, with that stack's flags."""
+    shape, wiring = case.shape, case.wiring
+    latent = shape.latent is not None
+    name = "Eagle3DeepseekV2ForCausalLM" if latent else "LlamaForCausalLMEagle3"
+    config = {
+        "architectures": ["LlamaForCausalLM" if to == "eagle" else name],
+        "model_type": "kimi_k2" if latent else "llama",
+        **sizes,
+        "draft_vocab_size": shape.draft_vocabulary,
+    }
+    if shape.hidden != shape.target_hidden or to in ("specforge", "torchspec"):
+        config["target_hidden_size"] = shape.target_hidden
+    if wiring.pre_fc_norm == "per_tap":
+        config["fc_norm"] = True
+    if wiring.feedback == "post_norm":
+        config["norm_output"] = True
+    if ids:
+        config[NESTED] = {KEY: list(ids), "use_aux_hidden_state": True}
+    if to == "torchspec":
+        config["num_aux_hidden_states"] = shape.taps
+    if to == "modelopt":
+        config[NESTED] |= {
+            "use_input_layernorm_in_first_layer": True,
+            "use_last_layernorm": wiring.head_norm,
+            "use_mtp_layernorm": False,
+            "next_layer_regular": True,
+            "parallel_draft_step": 1,
+            "parallel_draft_heads_num_layers": None,
+        }
+    return config
+
+
+def _speculators(
+    checkpoint: Checkpoint,
+    case: Case,
+    sizes: dict[str, Any],
+    ids: tuple[int, ...],
+    target: Target | None,
+    wish: Wish,
+) -> dict[str, Any]:
+    """The nested config; its proposal and verifier are kept where the source has them."""
+    shape, wiring = case.shape, case.wiring
+    old = part(checkpoint.config, "speculators_config", checkpoint.folder / "config.json")
+    proposal = {"proposal_type": "greedy", "speculative_tokens": 3}
+    serving = old or {
+        "algorithm": "eagle3",
+        "proposal_methods": [proposal],
+        "default_proposal_method": "greedy",
+        "verifier": {"name_or_path": None, "architectures": []},
+    }
+    verifier = dict(part(serving, "verifier", "speculators_config") or {})
+    if wish.verifier is not None:
+        verifier["name_or_path"] = wish.verifier
+    if target is not None:
+        verifier["architectures"] = list(target.architectures)
+    layer = {"model_type": "qwen3" if shape.qk_norm else "llama", **sizes}
+    return {
+        "architectures": ["Eagle3DraftModel"],
+        "speculators_model_type": "eagle3",
+        "speculators_config": serving | {"verifier": verifier},
+        "transformer_layer_config": layer | {"tie_word_embeddings": False},
+        "draft_vocab_size": shape.draft_vocabulary,
+        "target_hidden_size": None,
+        "norm_before_residual": wiring.residual == "normed",
+        "norm_before_fc": wiring.pre_fc_norm == "whole",
+        "fc_norm": wiring.pre_fc_norm == "per_tap",
+        "norm_output": wiring.feedback == "post_norm",
+        KEY: list(ids),
+        "embed_requires_grad": False,
+    }
+
+
+def _check_written(folder: Path, wiring: Wiring, to: Format) -> None:
+    """Read the new folder back: the wiring must be the one that went in."""
+    written = open_checkpoint(folder)
+    layout = layout_of(written)
+    found = parse(written, layout, wiring.taps)
+    if wires := difference(wiring, found):
+        told = "; ".join(f"{wire} was {a}, would be {b}" for wire, (a, b) in wires.items())
+        raise InputError(f"{to}: cannot say these wires, read back they differ: {told}")
+    marked = [claim.meant for claim in claims(written, None) if claim.level == "mark"]
+    if marked != [wiring.taps]:
+        raise InputError(f"{to}: cannot say the taps {taps_name(wiring.taps)}")
