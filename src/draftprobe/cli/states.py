@@ -1,0 +1,174 @@
+"""`draftprobe states`: what a file or folder of hidden states is, and which boundaries it holds.
+
+Prints, and writes the same as a States file on demand.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from draftprobe.errors import InputError
+
+if TYPE_CHECKING:
+    from draftprobe.drafter.wiring import Tap
+    from draftprobe.states.dumps.identify import Match
+    from draftprobe.states.dumps.record import Dump
+    from draftprobe.states.dumps.write import Facts
+
+
+def states(
+    dump: Annotated[Path, typer.Argument(help="A file or folder of hidden states.")],
+    format: Annotated[
+        str | None, typer.Option(help="Such as specforge or vllm; else by content.")
+    ] = None,
+    boundaries: Annotated[
+        str | None, typer.Option(help="Of the slots in order, such as 0,3,31,N.")
+    ] = None,
+    output_ids: Annotated[
+        str | None, typer.Option(help="The same as layer outputs: id k is one lower.")
+    ] = None,
+    target: Annotated[Path | None, typer.Option(help="Its folder or config.json.")] = None,
+    reference: Annotated[
+        Path | None, typer.Option(help="A states file of the same tokens, to compare with.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The states file to write.")] = None,
+    mask: Annotated[
+        str, typer.Option(help="Tokens that count: marked, trained (as its trainer did) or all.")
+    ] = "marked",
+    source: Annotated[
+        str | None, typer.Option(help="Of the text: greedy, sampled or dataset.")
+    ] = None,
+    states_key: Annotated[str, typer.Option(help="Entries with states: a, or a,b,c.")] = "",
+    tokens_key: Annotated[str | None, typer.Option(help="The entry with token ids.")] = None,
+    mask_key: Annotated[str | None, typer.Option(help="The entry with the loss mask.")] = None,
+    tokens: Annotated[Path | None, typer.Option(help="A file with the token ids.")] = None,
+    dataset: Annotated[
+        Path | None, typer.Option(help="The arrow dataset beside hs_*.safetensors.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Say what a hidden-state dump is and which boundaries it holds; write it as a states file."""
+    from draftprobe.cli.progress import counted
+    from draftprobe.states.dumps import Options, open_dump
+    from draftprobe.states.dumps.identify import identify, name_by
+    from draftprobe.states.dumps.record import name_slots, settle
+    from draftprobe.states.dumps.write import facts_from, facts_of
+    from draftprobe.states.record import open_states
+
+    given = _given(boundaries, output_ids)
+    known = None if reference is None else open_states(reference)
+    facts = facts_of(target) if target else None if known is None else facts_from(known)
+    keys = tuple(key for key in states_key.split(",") if key)
+    hidden = None if facts is None else facts.hidden
+    options = Options(format, keys, tokens_key, mask_key, tokens, dataset, hidden)
+    with counted("states", "files") as progress:
+        found = open_dump(dump, options, progress)
+    found = name_slots(found, given) if given else found
+    found = settle(found, facts.layers) if facts else found
+    matches = () if known is None else identify(found, known)
+    found = name_by(found, matches) if matches else found
+    told = _described(found, matches, None if facts is None else facts.layers)
+    if out is not None:
+        told |= {"out": str(out), "written": _write(found, out, facts, mask, source)}
+    print(json.dumps(told)) if as_json else print(*_lines(told), sep="\n")
+
+
+def _write(dump: Dump, out: Path, facts: Facts | None, mask: str, source: str | None) -> list[Tap]:
+    from draftprobe.cli.progress import counted
+    from draftprobe.states.dumps.write import write_states
+    from draftprobe.states.record import open_states
+
+    if facts is None:
+        raise InputError(
+            f"{out}: a states file names its target's layers, hidden size and vocabulary, "
+            "which the dump does not; give --target (a folder or its config.json)"
+        )
+    with counted("states", "sequences") as progress:
+        written = write_states(dump, out, facts, mask, source, progress)
+    if not bool(open_states(out).mask.any()):
+        print(
+            "states: no token counts, so nothing can be replayed on this file; choose --mask all",
+            file=sys.stderr,
+        )
+    return list(written)
+
+
+def _given(boundaries: str | None, output_ids: str | None) -> tuple[Any, ...] | None:
+    from draftprobe.drafter.wiring import parse_taps
+
+    if boundaries is not None and output_ids is not None:
+        raise InputError("--boundaries and --output-ids say the same in two ways; give one")
+    if output_ids is not None:
+        if "N" in output_ids:
+            raise InputError(f"--output-ids: expected layer numbers, found {output_ids!r}")
+        ids = [int(entry) if entry.strip() != "-1" else -1 for entry in _numbers(output_ids)]
+        return tuple(number + 1 for number in ids)
+    return None if boundaries is None else parse_taps(boundaries)
+
+
+def _numbers(text: str) -> list[str]:
+    entries = [entry.strip() for entry in text.split(",")]
+    if not all(entry == "-1" or (entry.isdecimal() and len(entry) < 7) for entry in entries):
+        raise InputError(f"--output-ids: expected layer numbers such as -1,2,30, found {text!r}")
+    return entries
+
+
+def _described(dump: Dump, matches: tuple[Match, ...], layers: int | None) -> dict[str, Any]:
+    from draftprobe.states.dumps.record import in_words
+
+    slots: list[dict[str, Any]] = [
+        {
+            "slot": number,
+            "role": slot.role,
+            "boundary": slot.boundary,
+            "name": slot.name,
+            "how": slot.how,
+        }
+        for number, slot in enumerate(dump.slots)
+    ]
+    for entry, match in zip(slots, matches, strict=False):
+        entry["compared"] = {
+            "tokens": match.tokens,
+            "floor": match.floor,
+            "errors": [
+                {"boundary": e.boundary, "median": e.median, "largest": e.largest}
+                for e in match.errors[:3]
+            ],
+        }
+    return {
+        "path": str(dump.path),
+        "format": dump.format,
+        "producer": dump.producer,
+        "sequences": len(dump),
+        "tokens": sum(dump.lengths),
+        "hidden_size": dump.hidden,
+        "dtype": dump.dtype,
+        "slots": slots,
+        "in_words": in_words(dump, layers),
+        "masked_sequences": dump.masked,
+        "mask_lag": dump.layout.lag,
+        "notes": list(dump.layout.notes),
+    }
+
+
+def _lines(told: dict[str, Any]) -> list[str]:
+    lines = [
+        f"{told['path']}: {told['format']} ({told['producer']}), {told['sequences']:,} sequences, "
+        f"{told['tokens']:,} tokens, hidden size {told['hidden_size']}, {told['dtype']}"
+    ]
+    for slot in told["slots"]:
+        last = " (last hidden)" if slot["role"] == "last" else ""
+        lines.append(f"slot {slot['slot']}  {slot['name']}{last}: {slot['how']}")
+    if told["in_words"]:
+        lines.append(told["in_words"])
+    lines.append(f"mask: {told['masked_sequences']:,} of {told['sequences']:,} sequences have one")
+    lines += [f"note: {note}" for note in told["notes"]]
+    if told.get("out"):
+        names = ", ".join(f"h[{tap}]" for tap in told["written"])
+        lines.append(f"wrote {told['out']}: {names}")
+    return lines
