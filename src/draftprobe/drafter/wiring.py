@@ -92,7 +92,7 @@ class Wiring:
         vocabulary: how ``d2t`` is read: target id = i + d2t[i], d2t[i], or i.
         embedding: the drafter's own table, or the target's.
         embedding_scale: factor on the embedding.
-        head: the drafter's own head, or the target's rows.
+        head: the drafter's own head, the target's rows, or the embedding table that it reads.
     """
 
     taps: tuple[Tap, ...]
@@ -110,7 +110,7 @@ class Wiring:
     vocabulary: Literal["offset", "absolute", "identity"]
     embedding: Literal["own", "target"]
     embedding_scale: float
-    head: Literal["own", "target"]
+    head: Literal["own", "target", "tied"]
 
 
 def eagle3(taps: tuple[Tap, ...], rope: Rope) -> Wiring:
