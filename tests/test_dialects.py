@@ -4,17 +4,11 @@ Expected lists are those of the engines' own functions, of measured captures and
 the last tests run the engines' functions themselves, out of their wheels.
 """
 
-import ast
-import importlib.util
-import subprocess
-import sys
-import zipfile
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from engine_sources import lifted, vllm_source, wheel  # noqa: F401 - a fixture
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -283,58 +277,6 @@ def test_a_target_without_a_model_type_has_no_family():
 # The engines' own functions, lifted out of their source and run on a stub.
 
 
-RELEASES = sorted(sglang.EXECUTED)
-
-
-def lifted(source, name, **names):
-    """The last function ``name`` of a source text."""
-    found = [
-        node
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.FunctionDef) and node.name == name
-    ]
-    function = found[-1]
-    function.decorator_list, function.returns = [], None
-    for argument in function.args.args:
-        argument.annotation = None
-    scope = dict(names)
-    module = ast.fix_missing_locations(ast.Module([function], []))
-    exec(compile(module, name, "exec"), scope)  # the test's own purpose
-    return scope[name]
-
-
-def download(version, folder):
-    """The opened wheel of an SGLang release, or None where it cannot be had."""
-    command = [
-        *(sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--retries", "0"),
-        *("--only-binary=:all:", "--python-version", "3.12", "-d", str(folder)),
-        *("--platform", "manylinux_2_34_x86_64", "--timeout", "10", f"sglang=={version}"),
-    ]
-    try:
-        subprocess.run(command, check=True, capture_output=True, timeout=90)
-        [path] = folder.glob("*.whl")
-        return zipfile.ZipFile(path)
-    except (subprocess.SubprocessError, ValueError, zipfile.BadZipFile):
-        return None
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """The source of a model file of an SGLang release; 60 MB in all, and nothing installed."""
-    folders = [tmp_path_factory.mktemp("wheel") for _ in RELEASES]
-    with ThreadPoolExecutor() as pool:
-        opened = dict(zip(RELEASES, pool.map(download, RELEASES, folders), strict=True))
-
-    def source(version, file):
-        if opened[version] is None:
-            pytest.skip(f"the wheel of sglang {version} cannot be had here")
-        return opened[version].read(f"sglang/srt/models/{file}.py").decode()
-
-    yield source
-    for archive in filter(None, opened.values()):
-        Path(archive.filename).unlink()
-
-
 class Layers(dict):
     """Stands for a model's list of layers: any layer is there, and may be marked."""
 
@@ -379,8 +321,8 @@ SETTERS = [
 
 
 @pytest.mark.parametrize(("version", "file", "family"), SETTERS)
-def test_sglangs_own_function_asks_for_what_the_table_says(wheel, version, file, family):
-    asked_for, layers = setter(wheel(version, file)), 36
+def test_sglangs_own_function_asks_for_what_the_table_says(wheel, version, file, family):  # noqa: F811
+    asked_for, layers = setter(wheel(version, f"models/{file}")), 36
     for ids in ([1, 14, 26], [2, 15, 27], [0, 14, 26], [24, 30, 35], [24, 30, 36], [3, 1, 20]):
         asked = tuple(sorted(asked_for(list(ids), layers)))
         try:
@@ -391,19 +333,12 @@ def test_sglangs_own_function_asks_for_what_the_table_says(wheel, version, file,
 
 
 @pytest.mark.parametrize("version", ["0.5.12.post1", "0.5.13", "0.5.23"])
-def test_sglangs_kimi_wrapper_passes_the_list_on(wheel, version):
+def test_sglangs_kimi_wrapper_passes_the_list_on(wheel, version):  # noqa: F811
     passed = []
     inner = SimpleNamespace(set_eagle3_layers_to_capture=passed.append)
-    function = lifted(wheel(version, "kimi_k25"), SETTER)
+    function = lifted(wheel(version, "models/kimi_k25"), SETTER)
     function(SimpleNamespace(language_model=inner), [2, 30, 58])
     assert passed == [[2, 30, 58]]
-
-
-def vllm_source(file):
-    found = importlib.util.find_spec("vllm")
-    if found is None or not found.submodule_search_locations:
-        pytest.skip("vllm is not installed here: it pins another torch, and its wheel has 130 MB")
-    return (Path(found.submodule_search_locations[0]) / file).read_text()
 
 
 @pytest.mark.parametrize(

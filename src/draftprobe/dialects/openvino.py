@@ -119,12 +119,11 @@ def effects(
         source="openvino.genai eagle3_model_transforms.cpp at 015a9936, share_vocabulary",
         how="inferred",
     )
-    found = unread_ids(
-        folder, (), rule_of(target.family, version), f"OpenVINO takes ids from {OPTION}"
-    )
+    read = rule_of(target.family, version)
+    found = unread_ids(folder, (), read, f"OpenVINO takes ids from {OPTION}")
     own = folder.holds("embed_tokens.weight")
     if own:
         text = "OpenVINO copies the target's embedding over the drafter's own"
         found.append(folder.effect("replaces", own, text, rule, "embedding", "target"))
     hidden = folder.count("target_hidden_size") or folder.count("hidden_size")
-    return (*found, *width(folder, 3, hidden, rule_of(target.family, version)))
+    return (*found, *width(folder, 3, hidden, read))
