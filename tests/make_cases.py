@@ -1,7 +1,8 @@
 """Writes tests/cases: for each static finding the smallest folder that raises it, one change each.
 
-``healthy`` is the twin of all of them: the same sizes, nothing wrong. ``target`` is what they were
-made for. Run as a script after a change; a test holds the folders to it.
+``healthy`` is the twin of nearly all of them: the same sizes, nothing wrong; what cannot be said in
+its layout has a twin of its own. ``target`` is what they were made for. Run as a script after a
+change; a test holds the folders to it.
 """
 
 import json
@@ -14,7 +15,7 @@ from synthetic import write_safetensors
 
 FOLDER = Path(__file__).parent / "cases"
 
-HIDDEN, HEADS, INNER, DRAFT, VOCABULARY, LAYERS = 8, 2, 8, 20, 40, 8
+HIDDEN, HEADS, INNER, DRAFT, VOCABULARY, LAYERS = 8, 2, 8, 20, 40, 12
 IDS = "eagle_aux_hidden_state_layer_ids"
 KEPT = np.array([0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 18, 21, 24, 27, 30, 33, 36, 39])
 
@@ -29,7 +30,7 @@ CONFIG = {
     "num_hidden_layers": 1, "num_attention_heads": HEADS, "num_key_value_heads": 1, "head_dim": 4,
     "rms_norm_eps": 1e-05, "vocab_size": VOCABULARY, "draft_vocab_size": DRAFT,
     "max_position_embeddings": 4096, "rope_theta": 500000.0, "tie_word_embeddings": False,
-    "eagle_config": {IDS: [1, 3, 4], "use_aux_hidden_state": True},
+    "eagle_config": {IDS: [1, 5, 8], "use_aux_hidden_state": True},
 }  # fmt: skip
 
 
@@ -97,18 +98,18 @@ def ids(identifier, numbers, *options):
 
 @case("W106", "--engine", "sglang")
 def at_the_top(config, tensors):
-    config[IDS] = [1, 4, 5]
+    config[IDS] = [1, 6, 9]
     del config["eagle_config"]
 
 
-ids("W107", [2, 4, 5])
-ids("W108", [1, 4, 3])
-ids("W109", [1, 3, 3])
-ids("W110", [1, 3, 9])
-ids("W111", [1, 3])
-ids("W112", [1, 3, 7], "--engine", "sglang")
-config("W113", "--engine", "tensorrt_llm", "--wanted", "0,3,5")
-ids("W114", [1, 4, 5], "--engine", "vllm")
+ids("W107", [2, 6, 9])
+ids("W108", [1, 8, 5])
+ids("W109", [1, 5, 5])
+ids("W110", [1, 5, 13])
+ids("W111", [1, 5])
+ids("W112", [1, 5, 11], "--engine", "sglang")
+config("W113", "--engine", "tensorrt_llm", "--wanted", "0,6,9")
+config("W114", "--engine", "vllm")
 
 
 @case("W201")
@@ -124,6 +125,16 @@ def two_norms_for_three_slots(config, tensors):
     config["fc_norm"] = True
     for slot in (0, 1):
         tensors[f"fc_norm.{slot}.weight"] = np.ones(HIDDEN, dtype=np.float16)
+
+
+config("W203", "--engine", "sglang", "--trainer", "speculators", norm_before_residual=True)
+config("W204", "--engine", "llamacpp", "--trainer", "speculators", norm_output=True)
+
+
+@case("W206", "--engine", "sglang@0.5.13")
+def a_norm_that_came_later(config, tensors):
+    config["norm_before_fc"] = True
+    tensors["input_norm.weight"] = np.ones(3 * HIDDEN, dtype=np.float16)
 
 
 config("W207", norm_before_residual=True)
@@ -168,9 +179,24 @@ def histogram(config, tensors):
 config("W308", tie_word_embeddings=True)
 
 
+@case("W309", "--deep", "--engine", "sglang")
+def a_trained_embedding(config, tensors):
+    tensors["embed_tokens.weight"] = (table(100) + 0.1 * table(7)).astype(np.float16)
+
+
 @case("W310", "--deep")
 def another_embedding(config, tensors):
     tensors["embed_tokens.weight"] = table(7)
+
+
+@case("W311", "--engine", "sglang")
+def a_bias(config, tensors):
+    tensors["midlayer.self_attn.q_proj.bias"] = np.ones(8, dtype=np.float16)
+
+
+@case("W312", "--engine", "sglang")
+def no_hidden_norm(config, tensors):
+    del tensors["midlayer.hidden_norm.weight"]
 
 
 @case("W313")
@@ -187,7 +213,8 @@ config("W315", num_attention_heads=4)
 config("W401", "--trainer", "unknown", rope_theta=10000.0)
 config("W402", "--trainer", "unknown", rope_scaling={"type": "linear", "factor": 4.0})
 config("W403", "--trainer", "unknown", partial_rotary_factor=0.5)
-config("W405", "--trainer", "angelslim")
+config("W404", "--engine", "sglang", max_position_embeddings=2048)
+config("W405", architectures=["Eagle3LlamaForCausalLM"])
 
 
 @case("W501", "--deep")
@@ -211,7 +238,45 @@ def other_tokenizer(config, tensors):
     """Its tokenizer lies in the folder: two tokens have changed places."""
 
 
-config("S106", eagle_config={IDS: [1, 3, 4], "use_aux_hidden_state": False})
+config("S104", "--engine", "sglang", architectures=["Eagle3DraftModel"])
+
+
+@case("S105", "--engine", "vllm")
+def rope_outside_the_layer(config, tensors):
+    nested_like_speculators(config)
+    config["rope_theta"] = 10000.0
+
+
+config("S106", eagle_config={IDS: [1, 5, 8], "use_aux_hidden_state": False})
+
+
+TWINS = {"S105": "healthy-speculators", "W114": "healthy-at-top"}
+"""id -> twin, where ``healthy`` cannot be it."""
+
+TWIN_OPTIONS = {"W113": ("--engine", "tensorrt_llm", "--wanted", "2,6,9")}
+"""Where the finding is about what is asked for: what can be had."""
+
+
+def nested_like_speculators(config):
+    """The layer's sizes under a key of their own, ids as boundaries at top level."""
+    config["speculators_model_type"] = "eagle3"
+    config["norm_before_residual"] = False
+    config[IDS] = [2, 6, 9]
+    layer = {key: config.pop(key) for key in list(config) if key in _OF_THE_LAYER}
+    config["transformer_layer_config"] = layer | {"model_type": config.pop("model_type")}
+    del config["eagle_config"]
+
+
+_OF_THE_LAYER = {
+    "hidden_act", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "rms_norm_eps", "vocab_size", "max_position_embeddings",
+    "rope_theta",
+}  # fmt: skip
+
+
+def at_top(config):
+    config[IDS] = [2, 6, 9]
+    del config["eagle_config"]
 
 
 def write_folder(folder, config, tensors):
@@ -228,6 +293,10 @@ def write_all(root):
         (root / name / "tokenizer.json").write_text(json.dumps(TOKENIZER) + "\n")
     counts = {"0": 10, "9": 5, "39": 1}
     (root / "healthy" / "histogram.json").write_text(json.dumps(counts) + "\n")
+    for name, build in (("speculators", nested_like_speculators), ("at-top", at_top)):
+        config = deepcopy(CONFIG)
+        build(config)
+        write_folder(root / f"healthy-{name}", config, weights())
     for identifier, (change, _) in CASES.items():
         config, tensors = deepcopy(CONFIG), weights()
         change(config, tensors)

@@ -1,4 +1,4 @@
-"""Drafter folders with the true tensor shapes of public drafters, in sparse files: no disk, no data.
+"""Drafter folders with the true tensor shapes of public drafters, in sparse files: no disk space.
 
 Configs and shapes are written down from public configs and cards (SpecForge c02a09a6 and 3f9b5fca,
 AngelSlim 1c786f25, TorchSpec's and NVIDIA's cards); weights are holes. d2t and t2d are real tables.

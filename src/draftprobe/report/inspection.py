@@ -100,11 +100,17 @@ def _known(value: float | None) -> str:
 
 
 def _ids(facts: dict[str, Any]) -> Iterator[str]:
-    if not facts["layer_ids"]:
+    if not facts["claims"]:
         yield from _line("ids", "no layer ids in the config: every engine takes its default")
     for claim in facts["claims"]:
-        told = f"{claim['place']} {claim['ids']}"
-        yield from _line("ids", f"{told}: {taps_name(claim['taps'])} if read as {claim['read_as']}")
+        read = [
+            f"{taps_name(claim[key])} as {what}"
+            for key, what in (("as_boundary", "boundaries"), ("as_output", "outputs of layers"))
+            if claim[key] is not None
+        ]
+        told = f"{claim['key']} {list(claim['ids'])}: {' or '.join(read) or 'no layers of it'}"
+        meant = "" if claim["meant"] is None else f"; meant {taps_name(claim['meant'])}"
+        yield from _line("ids", f"{told}{meant}: {claim['why']}")
 
 
 def _readings(readings: Sequence[Reading]) -> Iterator[str]:

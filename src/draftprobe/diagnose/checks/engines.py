@@ -9,11 +9,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from draftprobe.diagnose.checks.catalogue import finding
+from draftprobe.diagnose.checks.rope import short
 from draftprobe.diagnose.checks.subject import Subject
 from draftprobe.diagnose.checks.taps import admissible, lists
 from draftprobe.diagnose.taps import taps_finding
-from draftprobe.diagnose.verdict import Finding
-from draftprobe.dialects.ids import KEY, NESTED
+from draftprobe.diagnose.verdict import Finding, NotEvaluated
+from draftprobe.dialects.ids import KEY, NESTED, default_taps
 from draftprobe.drafter.wiring import Tap, taps_name
 
 if TYPE_CHECKING:
@@ -22,9 +23,7 @@ if TYPE_CHECKING:
     from draftprobe.dialects.reading import Effect, Reading
 
 _BY_KEY = {
-    "norm_before_residual": "W203", "norm_output": "W204", "norm_before_fc": "W206",
-    "fc_norm": "W206", "use_aux_norm": "W206", "tie_word_embeddings": "W308",
-    "max_position_embeddings": "W404", "rope_scaling": "W402", "rope_theta": "W401",
+    "norm_before_residual": "W203", "norm_output": "W204", "tie_word_embeddings": "W308",
 }  # fmt: skip
 _BY_DEED = {
     "ignores tensor": "W311", "leaves at initial value": "W312", "refuses": "S104",
@@ -32,6 +31,9 @@ _BY_DEED = {
 }  # fmt: skip
 CANNOT = "cannot be expressed here"
 """How a mend's note begins where an engine has no way to feed the wanted taps."""
+
+UNKNOWN = "not known"
+"""What a reading's problem says where the engine's rule is unknown, and it may work."""
 
 _UNUSED_WHEN_SERVED = ("t2d", "rotary_emb.inv_freq")
 """Tensors that no engine needs: dropping them is no loss."""
@@ -60,31 +62,41 @@ def claimed(subject: Subject) -> tuple[Tap, ...] | None:
 
 def of_readings(
     subject: Subject, readings: Iterable[Reading], wanted: tuple[Tap, ...] | None
-) -> Iterator[Finding]:
-    """W106, W112, W114, and with wanted taps W101 to W104."""
-    found, meant = lists(subject), claimed(subject)
+) -> Iterator[Finding | NotEvaluated]:
+    """W106, W112, W114, and with wanted taps W101 to W104; what is not known is no finding."""
     for reading in readings:
-        who, source = name(reading), f" ({reading.rule})" if reading.rule else ""
-        if reading.taps is None:
-            if reading.rule is not None:
-                yield finding("W112", f"{who}: {reading.problem}{source}")
-            continue
-        told = f"{who} feeds {taps_name(reading.taps)}"
-        if wanted is not None:
-            if reading.taps != wanted:
-                identifier, title = taps_finding(reading.taps, wanted)
-                served, asked = taps_name(reading.taps), taps_name(wanted)
-                evidence = f"{told}; wanted are {asked}{source}"
-                yield Finding(identifier, title, "taps", None, served, asked, evidence)
-        elif found and reading.found == "default":
-            if reading.taps != meant:
-                places = " and ".join(f"{place} {ids}" for place, ids in found.items())
-                yield finding("W106", f"{told}, its default: it does not read {places}{source}")
-        elif meant is not None and reading.taps != meant:
-            yield finding(
-                "W114",
-                f"{told} from {_place(reading, found)}, which means {taps_name(meant)}{source}",
+        if reading.taps is not None:
+            yield from _of_taps(subject, reading, reading.taps, wanted)
+        elif reading.rule is None or UNKNOWN in reading.problem:
+            yield NotEvaluated(f"taps in {name(reading)}", reading.problem)
+        else:
+            yield finding("W112", f"{name(reading)}: {reading.problem} ({reading.rule})")
+
+
+def _of_taps(
+    subject: Subject, reading: Reading, taps: tuple[Tap, ...], wanted: tuple[Tap, ...] | None
+) -> Iterator[Finding]:
+    """Against the wanted taps, else against what the ids mean, else against the usual default."""
+    found, meant = lists(subject), claimed(subject)
+    told, source = f"{name(reading)} feeds {taps_name(taps)}", f" ({reading.rule})"
+    if wanted is not None:
+        if taps != wanted:
+            identifier, title = taps_finding(taps, wanted)
+            evidence = f"{told}; wanted are {taps_name(wanted)}{source}"
+            yield Finding(
+                identifier, title, "taps", None, taps_name(taps), taps_name(wanted), evidence
             )
+    elif found and reading.found == "default":
+        if taps != meant:
+            places = " and ".join(f"{place} {ids}" for place, ids in found.items())
+            yield finding("W106", f"{told}, its default: it does not read {places}{source}")
+    elif found:
+        if meant is not None and taps != meant:
+            means = f"which means {taps_name(meant)}"
+            yield finding("W114", f"{told} from {_place(reading, found)}, {means}{source}")
+    elif subject.target is not None and taps != default_taps(subject.target.layers):
+        usual = taps_name(default_taps(subject.target.layers))
+        yield finding("W114", f"{told} without layer ids; training stacks take {usual}{source}")
 
 
 def _place(reading: Reading, found: dict[str, list[int]]) -> str:
@@ -122,12 +134,14 @@ def _identifier(subject: Subject, effect: Effect, alike: dict[str, Alike | str])
         return "W309" if _differs(effect.subject, alike) else None
     if effect.did == "ignores tensor" and effect.subject.endswith(_UNUSED_WHEN_SERVED):
         return None
-    if key == KEY:  # a reading tells it, with the taps that arrive
+    if key == KEY or key == "d2t":  # a reading tells it with its taps; W301 tells of no table
         return None
     if _as_trained(subject, effect):
         return None
     if effect.did == "defaults" and effect.wire is None:
         return None
+    if effect.wire == "pre_fc_norm":
+        return "W206"
     return _BY_KEY.get(key) or _BY_DEED.get(effect.did)
 
 
@@ -143,6 +157,27 @@ def _differs(tensor: str, alike: dict[str, Alike | str]) -> bool:
         if tensor.endswith(inside) and not isinstance(found, str):
             return found.equal < found.rows
     return False
+
+
+def open_points(effects: Iterable[Effect], alike: dict[str, Alike | str]) -> Iterator[NotEvaluated]:
+    """Replaced tables that nobody has compared with what takes their place."""
+    for effect in effects:
+        compared = any(effect.subject.endswith(inside) for inside in alike)
+        if effect.did == "replaces" and not compared:
+            why = "needs every weight and the target's (--deep, --target FOLDER)"
+            yield NotEvaluated(f"whether {effect.subject} differs: {name(effect)} replaces it", why)
+
+
+def of_positions(subject: Subject, names: Iterable[str]) -> Iterator[Finding]:
+    """W404, for all but vLLM, which raises the drafter's number (pull request 48894)."""
+    told = short(subject)
+    for who in names:
+        if told is not None and who != "vllm":
+            yield finding(
+                "W404",
+                f"{told}: beyond that the drafter was hardly trained, and what {who} does there is "
+                "not known here; vLLM raises the number to the target's",
+            )
 
 
 def of_mends(mends: Iterable[Mend]) -> Iterator[Finding]:

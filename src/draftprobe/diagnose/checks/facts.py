@@ -5,18 +5,20 @@ Says what files say; judges nothing.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from math import prod
 from typing import Any
 
 from draftprobe.diagnose.checks import rope, taps
 from draftprobe.diagnose.checks.subject import Subject
-from draftprobe.dialects.ids import KEY
+from draftprobe.dialects.recognise import Recognised
+from draftprobe.dialects.trainers import TapClaim
 from draftprobe.drafter.kind import family
 
 _TABLES = ("d2t", "t2d")
 
 
-def facts(subject: Subject, trainer: str, why: str) -> dict[str, Any]:
+def facts(subject: Subject, who: Recognised, claims: tuple[TapClaim, ...]) -> dict[str, Any]:
     """The drafter's facts as JSON has them; unknown is None."""
     infos = subject.checkpoint.tensors.values()
     names = subject.checkpoint.config.get("architectures")
@@ -24,8 +26,8 @@ def facts(subject: Subject, trainer: str, why: str) -> dict[str, Any]:
     return {
         "folder": str(subject.checkpoint.folder),
         "family": family(subject.checkpoint, subject.layout),
-        "trainer": trainer,
-        "trainer_why": why,
+        "trainer": str(who),
+        "trainer_why": who.why,
         "architecture": names[0] if isinstance(names, list) and names else None,
         "files": sorted({info.file.name for info in infos}),
         "dtypes": sorted({info.dtype for info in infos if info.name not in _TABLES}),
@@ -52,22 +54,5 @@ def facts(subject: Subject, trainer: str, why: str) -> dict[str, Any]:
         "rope_scaling": rope.scaling(subject.config) or None,
         "max_position_embeddings": subject.number("max_position_embeddings"),
         "layer_ids": taps.lists(subject),
-        "claims": claims(subject),
+        "claims": [asdict(claim) for claim in claims],
     }
-
-
-def claims(subject: Subject) -> list[dict[str, Any]]:
-    """Each list of layer ids with every reading that the target's depth admits.
-
-    At top level ids are boundaries to all who read them.
-    """
-    layers = subject.target.layers if subject.target else None
-    out = []
-    for place, ids in taps.lists(subject).items():
-        boundaries, outputs = taps.admissible(ids, layers)
-        if boundaries:
-            out.append({"place": place, "ids": ids, "read_as": "boundaries", "taps": ids})
-        if outputs and place != KEY:
-            shifted = [i + 1 for i in ids]
-            out.append({"place": place, "ids": ids, "read_as": "outputs", "taps": shifted})
-    return out

@@ -5,7 +5,6 @@ Opens, asks the dialects, runs the checks. Imports no torch, except for a pickle
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,14 +13,15 @@ from typing import TYPE_CHECKING, Any
 from draftprobe.diagnose.checks import belonging, engines, norms, rope, taps, tensors, vocabulary
 from draftprobe.diagnose.checks.catalogue import finding
 from draftprobe.diagnose.checks.facts import facts
+from draftprobe.diagnose.checks.given import open_target, read_histogram
 from draftprobe.diagnose.checks.subject import Subject, subject_of
 from draftprobe.diagnose.mend import Wanted, mend, read_config
 from draftprobe.diagnose.verdict import SCHEMA_VERSION, Finding, Mend, NotEvaluated
 from draftprobe.dialects import trainers
 from draftprobe.dialects.engines import ENGINES, Engine, parse_engine
-from draftprobe.dialects.families import family_of, text_part
 from draftprobe.dialects.reading import Effect, Reading, Target
-from draftprobe.drafter.checkpoint import Checkpoint, open_checkpoint, read_json
+from draftprobe.dialects.recognise import Recognised, parse_trainer, recognise
+from draftprobe.drafter.checkpoint import Checkpoint, open_checkpoint
 from draftprobe.drafter.kind import FAMILIES, family
 from draftprobe.drafter.layout import Layout, layout_of
 from draftprobe.drafter.wiring import Tap, Wiring, check_taps, to_json
@@ -30,7 +30,6 @@ from draftprobe.errors import InputError
 if TYPE_CHECKING:
     from draftprobe.diagnose.checks.numbers import Alike
 
-_MAX_COUNTS = 10_000_000
 _LIKE_EAGLE3 = ("eagle3", "p-eagle", "unknown")
 """Families whose folders hold what the checks of taps, norms and tensors expect."""
 
@@ -124,11 +123,12 @@ def inspect(asked: Asked) -> Inspection:
     _note(open_points, "tokenizer", why)
     alike = _deep(subject, asked, findings, open_points)
     readings, effects = _engines(subject, asked, findings, open_points, alike)
+    claims = trainers.claims(checkpoint, target and target.layers, asked.trainer)
     mends = _mends(subject, asked, findings)
     if counts is None:
         _note(open_points, "coverage", "no token histogram was given (--histogram)")
     return Inspection(
-        facts(subject, str(who), who.why),
+        facts(subject, who, claims),
         target,
         wiring,
         readings,
@@ -155,10 +155,10 @@ def _note(points: list[NotEvaluated], what: str, why: str | None) -> None:
         points.append(NotEvaluated(what, why))
 
 
-def _trainer(checkpoint: Checkpoint, layout: Layout, given: str | None) -> trainers.Recognised:
+def _trainer(checkpoint: Checkpoint, layout: Layout, given: str | None) -> Recognised:
     if given is not None:
-        return trainers.parse_trainer(given)
-    return trainers.recognise(checkpoint, layout)
+        return parse_trainer(given)
+    return recognise(checkpoint, layout)
 
 
 def _meant(
@@ -188,64 +188,6 @@ def _doubts(subject: Subject, trainer: str | None) -> list[Finding]:
         for d in found
         if d.wire in _DOUBTED
     ]
-
-
-def open_target(path: Path) -> Target:
-    """A target from its ``config.json``, or the folder that holds it.
-
-    Raises:
-        InputError: no such file, or no sizes in it.
-    """
-    where = path / "config.json" if path.is_dir() else path
-    config = read_json(where)
-    text = text_part(config)
-    layers, hidden, vocabulary = (
-        _size(text.get(key, config.get(key)), key, where)
-        for key in ("num_hidden_layers", "hidden_size", "vocab_size")
-    )
-    return Target(family_of(config, where), layers, hidden, vocabulary, text, str(where))
-
-
-def _size(value: Any, key: str, where: Path) -> int:
-    if type(value) is not int or not 0 < value < 2**31:
-        raise InputError(
-            f"{where}: expected a positive number under {key!r}, found {value!r}; is it the "
-            "target's config and not another file's?"
-        )
-    return value
-
-
-def read_histogram(path: Path) -> Any:
-    """Counts by target id, int64 [n]: a JSON object {id: count} or list, or a .npy vector.
-
-    Raises:
-        InputError: another form, or negative counts.
-    """
-    import numpy as np
-
-    try:
-        if path.suffix == ".npy":
-            counts = np.load(path, allow_pickle=False)
-        else:
-            data = json.loads(path.read_text(encoding="utf-8"))
-            if isinstance(data, dict):
-                pairs = {int(key): int(value) for key, value in data.items()}
-                if pairs and not 0 <= min(pairs) <= max(pairs) < _MAX_COUNTS:
-                    raise ValueError("token ids out of range")
-                counts = np.zeros(max(pairs, default=0) + 1, dtype=np.int64)
-                counts[list(pairs)] = list(pairs.values())
-            else:
-                counts = np.array(data)
-        if counts.ndim != 1 or counts.dtype.kind not in "iu" or (counts < 0).any():
-            raise ValueError(f"found {counts.dtype} {list(counts.shape)}")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except (ValueError, TypeError, OverflowError, RecursionError, EOFError) as error:
-        raise InputError(
-            f"{path}: expected counts of tokens, as JSON {{id: count}} or a list, or as a .npy "
-            f"vector of integers: {error}"
-        ) from None
-    return counts.astype(np.int64)
 
 
 def _deep(
@@ -298,8 +240,15 @@ def _engines(
         if asked.engines or engine != parse_engine(_EARLIER):
             effects += engine.effects(subject.checkpoint, subject.layout, target)
     if asked.engines:
-        findings += engines.of_readings(subject, readings, asked.wanted)
+        for told in engines.of_readings(subject, readings, asked.wanted):
+            if isinstance(told, Finding):
+                findings.append(told)
+            else:
+                points.append(told)
         findings += engines.of_effects(subject, effects, alike)
+        names = dict.fromkeys(parse_engine(text).name for text in asked.engines)
+        findings += engines.of_positions(subject, names)
+        points += engines.open_points(effects, alike)
     return tuple(readings), tuple(effects)
 
 
