@@ -10,7 +10,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 from transformers.models.phi.modeling_phi import PhiRotaryEmbedding
 
 from draftprobe.drafter.model import Drafter, Shape, unroll
-from draftprobe.drafter.rope import inverse_frequencies, rotate
+from draftprobe.drafter.rope import amplitude, inverse_frequencies, rotate
 from draftprobe.drafter.vocabulary import tables
 from draftprobe.drafter.wiring import Rope, Wiring, eagle3
 from draftprobe.errors import InputError
@@ -25,6 +25,14 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 LINEAR = {"rope_type": "linear", "factor": 4.0}
+YARN = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 256}
+YARNS = {
+    "yarn": YARN,
+    "yarn, betas": YARN | {"beta_fast": 8, "beta_slow": 2, "factor": 2.5},
+    "yarn, deepseek": YARN | {"mscale": 1.0, "mscale_all_dim": 0.7},
+    "yarn, attention factor": YARN | {"attention_factor": 1.3},
+    "yarn, not rounded": YARN | {"truncate": False},
+}
 
 
 def rope_of(scaling: dict, theta: float = 500.0) -> Rope:
@@ -145,8 +153,11 @@ def test_the_peer_notices_each_wire(wires):
     assert max((a - b).abs().max() for a, b in zip(found, wanted, strict=True)) > 0.1
 
 
+ROPES = {"default": {}, "linear": LINEAR, "llama3": LLAMA3} | YARNS
+
+
 @pytest.mark.parametrize("theta", [10000.0, 500000.0])
-@pytest.mark.parametrize("scaling", [{}, LINEAR, LLAMA3], ids=["default", "linear", "llama3"])
+@pytest.mark.parametrize("scaling", ROPES.values(), ids=ROPES)
 def test_rope_equals_transformers(scaling, theta):
     head_dim = 64
     config = LlamaConfig(
@@ -156,13 +167,15 @@ def test_rope_equals_transformers(scaling, theta):
         max_position_embeddings=4096,
         rope_parameters={"rope_theta": theta, "rope_type": "default"} | scaling,
     )
-    peer = LlamaRotaryEmbedding(config)
-    frequencies = inverse_frequencies(rope_of(scaling, theta), head_dim)
-    torch.testing.assert_close(frequencies, peer.inv_freq, rtol=1e-7, atol=0)
+    peer, rope = LlamaRotaryEmbedding(config), rope_of(scaling, theta)
+    frequencies = inverse_frequencies(rope, head_dim)
+    torch.testing.assert_close(frequencies, peer.inv_freq, rtol=1e-6, atol=0)
     positions = torch.tensor([[0, 1, 2, 63, 64, 65, 500, 4000]])
     x = torch.randn(1, 2, positions.shape[1], head_dim)
     wanted, _ = apply_rotary_pos_emb(x, x, *peer(x, positions))
-    torch.testing.assert_close(rotate(x, positions, frequencies, "half"), wanted)
+    found = rotate(x, positions, frequencies, "half", amplitude(rope))
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-3)
+    assert amplitude(rope) == pytest.approx(peer.attention_scaling)
 
 
 def test_partial_rope_equals_transformers():
@@ -209,6 +222,24 @@ def test_scores_know_only_the_distance():
     torch.testing.assert_close(*scores, rtol=1e-4, atol=1e-4)
 
 
-def test_an_unknown_scaling_is_refused():
-    with pytest.raises(InputError, match="found 'longrope'"):
-        inverse_frequencies(rope_of({"rope_type": "longrope", "factor": 2.0}), 8)
+@pytest.mark.parametrize(
+    ("scaling", "message"),
+    [
+        ({"rope_type": "longrope", "factor": 2.0}, "found 'longrope'"),
+        ({"rope_type": "dynamic", "factor": 2.0}, "found 'dynamic'"),
+        ({"type": "su"}, "found 'su'"),
+        ({"rope_type": "linear"}, "positive number under 'factor', found 'None'"),
+        ({"rope_type": "linear", "factor": "8"}, "positive number under 'factor', found '8'"),
+        ({"rope_type": "linear", "factor": 0}, "positive number under 'factor'"),
+        ({"rope_type": "yarn", "factor": 2.0}, "under 'original_max_position_embeddings'"),
+        (LLAMA3 | {"low_freq_factor": 4.0}, "expected low_freq_factor below 4"),
+    ],
+)
+def test_a_scaling_that_is_not_known_or_not_whole_is_refused(scaling, message):
+    with pytest.raises(InputError, match=message):
+        inverse_frequencies(rope_of(scaling), 8)
+
+
+def test_nothing_to_turn_is_refused():
+    with pytest.raises(InputError, match="even number of channels to turn, found 3"):
+        inverse_frequencies(Rope(100.0, partial=0.4), 8)

@@ -12,7 +12,8 @@ from safetensors.torch import save_file
 
 from draftprobe.diagnose.pool import Limits, Pool, rewired
 from draftprobe.diagnose.search import ablate, acceptance_costs, sample, search
-from draftprobe.drafter.model import Drafter, Shape, unroll
+from draftprobe.drafter.model import Drafter, unroll
+from draftprobe.drafter.shape import Latent, Shape
 from draftprobe.drafter.vocabulary import tables
 from draftprobe.drafter.wiring import Rope, eagle3, tap_name
 from draftprobe.errors import InputError
@@ -22,9 +23,10 @@ from draftprobe.states.record import Provenance, open_states, provenance_metadat
 HIDDEN, VOCABULARY, DRAFT = 16, 40, 32
 
 
-def random_drafter(taps, seed=0, scale=1.0, **wires):
+def random_drafter(taps, seed=0, scale=1.0, form=(), **wires):
     generator = torch.Generator().manual_seed(seed)
     shape = Shape(HIDDEN, HIDDEN, len(taps), 4, 2, 4, 24, DRAFT, VOCABULARY, 1e-6)
+    shape = replace(shape, **dict(form))
     wiring = replace(eagle3(tuple(taps), Rope(theta=100.0)), **wires)
     table = torch.randn(VOCABULARY, HIDDEN, generator=generator)
     made = Drafter(shape, wiring, table)
@@ -112,6 +114,41 @@ def test_scores_are_those_of_replay(tmp_path, wires):
         pool.log_likelihood(taps, tokens[:7])
         torch.testing.assert_close(pool.log_likelihood(taps, tokens), likely, rtol=0, atol=2e-4)
         assert torch.equal(pool.correct(taps, tokens), correct)
+
+
+FORMS = {
+    "norms of heads": {"qk_norm": True},
+    "biases": {"biases": frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "fc"})},
+    "latent": {"latent": Latent(12, 10, 6, 4, 5), "kv_heads": 4, "head_dim": 10},
+    "latent, biases": {
+        "latent": Latent(0, 10, 6, 4, 5), "kv_heads": 4, "head_dim": 10,
+        "biases": frozenset({"kv_a_proj_with_mqa"}),
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wires", [{}, {"hidden_norm": False}], ids=["normed", "bare"])
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_scores_of_other_forms_are_those_of_replay(tmp_path, form, wires):
+    made = random_drafter((1, 4, "N"), form=form, **wires)
+    states = planted(tmp_path / "s", made, count=4)
+    pool = Pool(made, states, limits=Limits(tokens=60))
+    tokens = sample(pool, 3)
+    for taps in [(1, 4, "N"), (5, 0, 2)]:
+        likely, correct = replayed(made, states, taps, pool, tokens)
+        torch.testing.assert_close(pool.log_likelihood(taps, tokens), likely, rtol=0, atol=2e-4)
+        assert torch.equal(pool.correct(taps, tokens), correct)
+
+
+def test_what_has_no_closed_form_is_refused(tmp_path):
+    states = planted(tmp_path / "s", random_drafter((1, 2)), count=4)
+    for form, message in (
+        ({"layers": 2}, "one decoder layer, found 2"),
+        ({"biases": frozenset({"fc"})}, "no bias of fc"),
+    ):
+        made = random_drafter((1, 2), form=form, pre_fc_norm="whole")
+        with pytest.raises(InputError, match=message):
+            Pool(made, states)
 
 
 def test_only_counted_tokens_of_the_draft_vocabulary_are_scored(tmp_path):
