@@ -85,7 +85,9 @@ def check_eagle3(checkpoint: Checkpoint, layout: Layout) -> None:
         InputError: it is another family's, named, or holds tensors that mean nothing here.
     """
     found = family(checkpoint, layout)
-    if found not in ("eagle3", "unknown"):  # what an unknown one lacks is told with the sizes
+    if found == "unknown":  # what it lacks, or which size is wrong, is told with the sizes
+        return
+    if found != "eagle3":
         raise InputError(
             f"{checkpoint.folder}: expected an EAGLE-3 drafter, found {FAMILIES[found]}; only "
             "EAGLE-3 is replayed here"
