@@ -105,6 +105,10 @@ def _rename(name: str) -> str | None:
 
 def _sharing(folder: Folder) -> Iterator[Effect]:
     draft, vocabulary = folder.rows("lm_head.weight"), folder.target.vocabulary
+    own, hidden = folder.holds("embed_tokens.weight"), folder.count("hidden_size")
+    if own is None and hidden not in (None, folder.target.hidden):
+        text = f"no embed_tokens comes, and the target's table is not {hidden} wide"
+        yield folder.effect("refuses", "embed_tokens.weight", text, _NO_PLACE)
     if draft is None:
         text = "no lm_head comes: llama.cpp uses the target's head"
         yield folder.effect("defaults", "lm_head.weight", text, _GRAPH, "head", "target")

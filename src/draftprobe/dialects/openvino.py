@@ -121,8 +121,8 @@ def effects(
     )
     read = rule_of(target.family, version)
     found = unread_ids(folder, (), read, f"OpenVINO takes ids from {OPTION}")
-    own = folder.holds("embed_tokens.weight")
-    if own:
+    own, wide = folder.holds("embed_tokens.weight"), folder.count("target_hidden_size")
+    if own and wide in (None, folder.count("hidden_size")):
         text = "OpenVINO copies the target's embedding over the drafter's own"
         found.append(folder.effect("replaces", own, text, rule, "embedding", "target"))
     hidden = folder.count("target_hidden_size") or folder.count("hidden_size")

@@ -126,13 +126,14 @@ def _llama(folder: Folder) -> Iterator[Effect]:
     if asked and not since:
         text = f"SGLang {folder.version} does not know norm_before_fc: it came by 0.5.19"
         yield folder.effect("ignores key", "norm_before_fc", text, rule, "pre_fc_norm", "none")
-    if not tied and "draft_vocab_size" not in folder.config:
+    refused = not tied and "draft_vocab_size" not in folder.config
+    if refused:
         text = (
             "SGLang reads config.draft_vocab_size without a default: an AttributeError where the "
             "key is missing (write null for the target's head)"
         )
         yield folder.effect("refuses", "draft_vocab_size", text, rule)
-    yield from _sharing(folder, tied, rule)
+    yield from _sharing(folder, tied, rule, refused)
 
 
 _POST = "post_attention_layernorm"
@@ -216,7 +217,7 @@ def _names(folder: Folder, names: Names, pre_fc: str | None, rule: Rule) -> Iter
         yield folder.effect("leaves at initial value", name, text, rule)
 
 
-def _sharing(folder: Folder, tied: bool, rule: Rule) -> Iterator[Effect]:
+def _sharing(folder: Folder, tied: bool, rule: Rule, refused: bool = False) -> Iterator[Effect]:
     own = folder.holds("embed_tokens.weight")
     if own and not _keeps_embedding(folder):
         text = (
@@ -232,7 +233,7 @@ def _sharing(folder: Folder, tied: bool, rule: Rule) -> Iterator[Effect]:
         )
         yield folder.effect("replaces", head or "lm_head.weight", text, rule, "head", "tied")
     elif folder.config.get("draft_vocab_size") is None:
-        if head:
+        if head and not refused:
             text = "without a draft_vocab_size the target's head replaces the drafter's own"
             yield folder.effect("replaces", head, text, rule, "head", "target")
     elif head is None:

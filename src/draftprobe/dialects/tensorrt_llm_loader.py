@@ -38,14 +38,15 @@ _RULE = Rule(
 def effects(
     checkpoint: Checkpoint, layout: Layout, target: Target, version: str
 ) -> tuple[Effect, ...]:
-    """What TensorRT-LLM ignores, drops, defaults, replaces or refuses of this folder."""
+    """What TensorRT-LLM ignores, drops, defaults, replaces or refuses of this folder.
+
+    What it makes of a folder in speculators format is not known: of that, the ids alone are told.
+    """
     folder = Folder(NAME, version, checkpoint.config, checkpoint, target)
-    return (
-        *unread_ids(folder, (), _RULE, f"TensorRT-LLM takes ids from the option {OPTION}"),
-        *_keys(folder),
-        *_tensors(folder),
-        *_sharing(folder),
-    )
+    found = unread_ids(folder, (), _RULE, f"TensorRT-LLM takes ids from the option {OPTION}")
+    if "transformer_layer_config" in checkpoint.config:
+        return tuple(found)
+    return (*found, *_keys(folder), *_tensors(folder), *_sharing(folder))
 
 
 def _keys(folder: Folder) -> Iterator[Effect]:

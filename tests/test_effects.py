@@ -1,0 +1,662 @@
+"""What each engine does with a folder besides the taps: the smallest folder for each effect.
+
+Expected effects are counted by hand from each loader's source. The last tests load every one of
+these folders with the engines' own classes: vLLM's in its own environment, SGLang's out of its
+wheel, over stand-ins for the layers that it imports.
+"""
+
+import json
+import subprocess
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine_sources import vllm_python, wheel  # noqa: F401 - a fixture
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from draftprobe.dialects.engines import ENGINES, parse_engine
+from draftprobe.dialects.ids import KEY
+from draftprobe.dialects.reading import Target
+from draftprobe.drafter.checkpoint import Checkpoint, TensorInfo, open_checkpoint
+from draftprobe.drafter.layout import Layout, layout_of
+from draftprobe.drafter.wiring import Rope, difference, eagle3
+
+H, V, D, HEADS, KV, SIZE, MLP, LAYERS = 32, 64, 16, 4, 2, 8, 48, 8
+GONE = object()
+
+TARGET = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": H,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV,
+    "head_dim": SIZE,
+    "intermediate_size": MLP,
+    "vocab_size": V,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}
+CONFIG = TARGET | {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "num_hidden_layers": 1,
+    "draft_vocab_size": D,
+}
+
+
+def layer(stem: str, width: int, norms: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+    """A decoder layer whose attention reads ``width`` columns."""
+    return {
+        **{f"{stem}.{norm}.weight": (H,) for norm in norms},
+        f"{stem}.self_attn.q_proj.weight": (HEADS * SIZE, width),
+        f"{stem}.self_attn.k_proj.weight": (KV * SIZE, width),
+        f"{stem}.self_attn.v_proj.weight": (KV * SIZE, width),
+        f"{stem}.self_attn.o_proj.weight": (H, HEADS * SIZE),
+        f"{stem}.mlp.gate_proj.weight": (MLP, H),
+        f"{stem}.mlp.up_proj.weight": (MLP, H),
+        f"{stem}.mlp.down_proj.weight": (H, MLP),
+    }
+
+
+POST = "post_attention_layernorm"
+FIRST = ("input_layernorm", "hidden_norm", POST)
+OUTSIDE: dict[str, tuple[int, ...]] = {
+    "fc.weight": (H, 3 * H),
+    "norm.weight": (H,),
+    "lm_head.weight": (D, H),
+    "d2t": (D,),
+    "t2d": (V,),
+}
+TENSORS = OUTSIDE | layer("midlayer", 2 * H, FIRST)
+TWO = OUTSIDE | layer("layers.0", 2 * H, FIRST)
+INPUT_NORM = {"input_norm.weight": (3 * H,)}
+FC_NORMS = {f"fc_norm.{tap}.weight": (H,) for tap in range(3)}
+QKV_BIAS = {
+    f"midlayer.self_attn.{part}_proj.bias": (rows * SIZE,)
+    for part, rows in (("q", HEADS), ("k", KV), ("v", KV))
+}
+QK_NORM = {f"midlayer.self_attn.{part}_norm.weight": (SIZE,) for part in "qk"}
+SPECULATORS = {
+    "architectures": ["Eagle3DraftModel"],
+    "speculators_model_type": "eagle3",
+    "speculators_config": {
+        "algorithm": "eagle3",
+        "proposal_methods": [{"speculative_tokens": 1}],
+        "verifier": {"name_or_path": "x"},
+    },
+    "transformer_layer_config": TARGET | {"num_hidden_layers": 1},
+    "draft_vocab_size": D,
+    "norm_before_residual": False,
+}
+SPOKEN = OUTSIDE | layer("layers.0", 2 * H, FIRST)
+LATENT_CONFIG = {
+    "architectures": ["Eagle3DeepseekV2ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "q_lora_rank": 24,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+    "num_key_value_heads": HEADS,
+    "head_dim": GONE,
+}
+LATENT = OUTSIDE | {
+    "layers.0.self_attn.q_a_proj.weight": (24, 2 * H),
+    "layers.0.self_attn.q_a_layernorm.weight": (24,),
+    "layers.0.self_attn.q_b_proj.weight": (HEADS * 12, 24),
+    "layers.0.self_attn.kv_a_proj_with_mqa.weight": (20, 2 * H),
+    "layers.0.self_attn.kv_a_layernorm.weight": (16,),
+    "layers.0.self_attn.kv_b_proj.weight": (HEADS * 16, 16),
+    "layers.0.self_attn.o_proj.weight": (H, HEADS * 8),
+    **{f"layers.0.{norm}.weight": (H,) for norm in FIRST},
+    **{f"layers.0.mlp.{part}_proj.weight": (MLP, H) for part in ("gate", "up")},
+    "layers.0.mlp.down_proj.weight": (H, MLP),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A folder, and the effects that it must have: did, subject, wire, value, by engine."""
+
+    config: dict[str, Any] = field(default_factory=dict)
+    tensors: dict[str, Any] = field(default_factory=dict)
+    effects: dict[str, set[tuple[Any, ...]]] = field(default_factory=dict)
+    base: dict[str, tuple[int, ...]] = field(default_factory=lambda: TENSORS)
+    whole_config: bool = False
+    hidden: int = H
+
+    def write(self, folder: Path) -> Path:
+        """The folder, each tensor full of a number of its own."""
+        folder.mkdir(parents=True)
+        config = self.config if self.whole_config else CONFIG | self.config
+        config = {key: value for key, value in config.items() if value is not GONE}
+        (folder / "config.json").write_text(json.dumps(config))
+        shapes = {k: v for k, v in (self.base | self.tensors).items() if v is not GONE}
+        tensors = {
+            name: torch.full(shape, 100.0 + number)
+            for number, (name, shape) in enumerate(sorted(shapes.items()))
+        }
+        for name in tensors:
+            if name.endswith("d2t"):
+                tensors[name] = torch.arange(tensors[name].shape[0]) * 3
+            if name.endswith("t2d"):
+                tensors[name] = torch.zeros(tensors[name].shape, dtype=torch.bool)
+        save_file(tensors, folder / "model.safetensors")
+        return folder
+
+
+def ignored(*names: str, wire: str | None = None, value: Any = None) -> set[tuple[Any, ...]]:
+    return {("ignores tensor", name, wire, value) for name in names}
+
+
+def key(name: str, wire: str | None = None, value: Any = None) -> set[tuple[Any, ...]]:
+    return {("ignores key", name, wire, value)}
+
+
+def refused(*names: str, wire: str | None = None) -> set[tuple[Any, ...]]:
+    return {("refuses", name, wire, None) for name in names}
+
+
+def left(*names: str, wire: str | None = None, value: Any = None) -> set[tuple[Any, ...]]:
+    return {("leaves at initial value", name, wire, value) for name in names}
+
+
+def replaced(name: str, wire: str, value: str) -> set[tuple[Any, ...]]:
+    return {("replaces", name, wire, value)}
+
+
+def default(name: str, wire: str, value: str) -> set[tuple[Any, ...]]:
+    return {("defaults", name, wire, value)}
+
+
+NESTED_KEY = f"eagle_config.{KEY}"
+NO_NORM = {"wire": "pre_fc_norm", "value": "none"}
+ID = ("vocabulary", "identity")
+
+CASES = {
+    "clean": Case(),
+    "clean, full vocabulary": Case(
+        {"draft_vocab_size": V}, {"lm_head.weight": (V, H), "d2t": GONE, "t2d": GONE}
+    ),
+    "residual": Case(
+        {"norm_before_residual": True},
+        effects={
+            name: key("norm_before_residual", "residual", "raw")
+            for name in ("sglang", "sglang@0.5.13", "tensorrt_llm")
+        },
+    ),
+    "feedback": Case(
+        {"norm_output": True}, effects={"llamacpp": key("norm_output", "feedback", "pre_norm")}
+    ),
+    "whole norm, flag at top level": Case(
+        {"norm_before_fc": True},
+        INPUT_NORM,
+        {
+            "sglang@0.5.13": key("norm_before_fc", **NO_NORM) | ignored(*INPUT_NORM, **NO_NORM),
+            "tensorrt_llm": key("norm_before_fc", **NO_NORM) | ignored(*INPUT_NORM, **NO_NORM),
+            "llamacpp": refused(*INPUT_NORM),
+        },
+    ),
+    "whole norm, flag nested": Case(
+        {"eagle_config": {"norm_before_fc": True}},
+        INPUT_NORM,
+        {
+            "sglang@0.5.13": key("norm_before_fc", **NO_NORM) | ignored(*INPUT_NORM, **NO_NORM),
+            "llamacpp": refused(*INPUT_NORM),
+        },
+    ),
+    "whole norm without a flag": Case(
+        {},
+        INPUT_NORM,
+        {
+            **{
+                name: ignored(*INPUT_NORM, **NO_NORM)
+                for name in ("sglang", "sglang@0.5.13", "vllm", "tensorrt_llm")
+            },
+            "llamacpp": refused(*INPUT_NORM),
+        },
+    ),
+    "flag without the whole norm": Case(
+        {"norm_before_fc": True},
+        effects={
+            "sglang": left(*INPUT_NORM, wire="pre_fc_norm", value="whole"),
+            "vllm": left(*INPUT_NORM, wire="pre_fc_norm", value="whole"),
+            "sglang@0.5.13": key("norm_before_fc", **NO_NORM),
+            "tensorrt_llm": key("norm_before_fc", **NO_NORM),
+        },
+    ),
+    "norms per tap": Case({"fc_norm": True}, FC_NORMS, {"llamacpp": refused(*FC_NORMS)}),
+    "norms per tap without a flag": Case(
+        {},
+        FC_NORMS,
+        {
+            **{
+                name: ignored(*FC_NORMS, **NO_NORM)
+                for name in ("sglang", "sglang@0.5.13", "tensorrt_llm")
+            },
+            "vllm": refused(*FC_NORMS),
+            "llamacpp": refused(*FC_NORMS),
+        },
+    ),
+    "flag without norms per tap": Case(
+        {"fc_norm": True},
+        effects={
+            **{
+                name: left("fc_norm.0.weight", wire="pre_fc_norm", value="per_tap")
+                for name in ("sglang", "sglang@0.5.13", "vllm")
+            },
+            "tensorrt_llm": refused(*FC_NORMS),
+        },
+    ),
+    "biases": Case(
+        {},
+        QKV_BIAS,
+        {
+            **{
+                name: ignored(*QKV_BIAS)
+                for name in ("sglang", "sglang@0.5.13", "vllm", "tensorrt_llm")
+            },
+            "llamacpp": refused(*QKV_BIAS),
+        },
+    ),
+    "biases with their flag": Case(
+        {"attention_bias": True},
+        QKV_BIAS,
+        {
+            **{
+                name: ignored(*QKV_BIAS) | left("layers.0.self_attn.o_proj.bias")
+                for name in ("sglang", "sglang@0.5.13")
+            },
+            "vllm": left("layers.0.self_attn.o_proj.bias"),
+            "tensorrt_llm": refused("layers.0.self_attn.o_proj.bias"),
+            "llamacpp": refused(*QKV_BIAS),
+        },
+    ),
+    "bias of fc": Case(
+        {},
+        {"fc.bias": (H,)},
+        {
+            **{
+                name: ignored("fc.bias")
+                for name in ("sglang", "sglang@0.5.13", "vllm", "tensorrt_llm")
+            },
+            "llamacpp": refused("fc.bias"),
+        },
+    ),
+    "an unknown name": Case(
+        {},
+        {"extra.weight": (H,)},
+        {
+            **{
+                name: ignored("extra.weight")
+                for name in ("sglang", "sglang@0.5.13", "tensorrt_llm")
+            },
+            "vllm": refused("extra.weight"),
+            "llamacpp": refused("extra.weight"),
+        },
+    ),
+    "norms of queries and keys": Case(
+        {},
+        QK_NORM,
+        {
+            **{name: ignored(*QK_NORM) for name in ("sglang", "sglang@0.5.13", "tensorrt_llm")},
+            "vllm": refused(*QK_NORM),
+            "llamacpp": refused(*QK_NORM),
+        },
+    ),
+    "a norm is missing": Case(
+        {},
+        {"midlayer.hidden_norm.weight": GONE},
+        {
+            **{
+                name: left("layers.0.hidden_norm.weight")
+                for name in ("sglang", "sglang@0.5.13", "vllm")
+            },
+            "tensorrt_llm": refused("layers.0.hidden_norm.weight"),
+            "llamacpp": refused("layers.0.hidden_norm.weight"),
+        },
+    ),
+    "a prefix": Case(
+        {},
+        {"norm.weight": GONE, "model.norm.weight": (H,)},
+        {
+            "vllm": refused("model.norm.weight") | left("norm.weight"),
+            "tensorrt_llm": ignored("model.norm.weight") | refused("norm.weight"),
+        },
+    ),
+    "own embedding": Case(
+        {},
+        {"embed_tokens.weight": (V, H)},
+        {
+            name: replaced("embed_tokens.weight", "embedding", "target")
+            for name in ("sglang", "sglang@0.5.13", "tensorrt_llm", "openvino")
+        },
+    ),
+    "another width": Case(
+        {"target_hidden_size": 48},
+        {"embed_tokens.weight": (V, H), "fc.weight": (H, 144)},
+        hidden=48,
+    ),
+    "another width, no embedding": Case(
+        {"target_hidden_size": 48},
+        {"fc.weight": (H, 144)},
+        {
+            "sglang": left("embed_tokens.weight"),
+            "sglang@0.5.13": left("embed_tokens.weight"),
+            "vllm": refused("embed_tokens.weight"),
+            "tensorrt_llm": refused("embed_tokens.weight"),
+            "llamacpp": refused("embed_tokens.weight"),
+        },
+        hidden=48,
+    ),
+    "fc of another width": Case(
+        {}, {"fc.weight": (H, 4 * H)}, {name: refused("fc.weight") for name in (*ENGINES, "sglang@0.5.13")}
+    ),
+    "no draft_vocab_size": Case(
+        {"draft_vocab_size": GONE},
+        effects={
+            "sglang": refused("draft_vocab_size"),
+            "sglang@0.5.13": refused("draft_vocab_size"),
+            "vllm": refused("lm_head.weight", "d2t"),
+            "tensorrt_llm": refused("draft_vocab_size") | {("ignores tensor", "d2t", *ID)},
+            "llamacpp": refused("draft_vocab_size"),
+        },
+    ),
+    "draft_vocab_size is null": Case(
+        {"draft_vocab_size": None},
+        effects={
+            "sglang": replaced("lm_head.weight", "head", "target"),
+            "sglang@0.5.13": replaced("lm_head.weight", "head", "target"),
+            "vllm": refused("lm_head.weight", "d2t"),
+            "tensorrt_llm": refused("draft_vocab_size") | {("ignores tensor", "d2t", *ID)},
+        },
+    ),
+    "tied": Case(
+        {"tie_word_embeddings": True},
+        effects={
+            "sglang": replaced("lm_head.weight", "head", "tied"),
+            "sglang@0.5.13": replaced("lm_head.weight", "head", "tied"),
+        },
+    ),
+    "no map": Case(
+        {},
+        {"d2t": GONE},
+        {
+            "sglang": default("d2t", *ID),
+            "sglang@0.5.13": default("d2t", *ID),
+            "vllm": default("d2t", *ID),
+            "tensorrt_llm": refused("d2t"),
+            "llamacpp": refused("lm_head.weight"),
+        },
+    ),
+    "a map of the full vocabulary": Case(
+        {"draft_vocab_size": V},
+        {"lm_head.weight": (V, H), "d2t": (V,)},
+        {"vllm": refused("d2t"), "tensorrt_llm": {("ignores tensor", "d2t", *ID)}},
+    ),
+    "no head": Case(
+        {},
+        {"lm_head.weight": GONE},
+        {
+            "sglang": left("lm_head.weight"),
+            "sglang@0.5.13": left("lm_head.weight"),
+            **{
+                name: default("lm_head.weight", "head", "target")
+                for name in ("vllm", "tensorrt_llm", "llamacpp")
+            },
+        },
+    ),
+    "ids at top level": Case(
+        {KEY: [2, 4, 5]},
+        effects={
+            name: key(KEY, "taps")
+            for name in ("sglang", "sglang@0.5.13", "tensorrt_llm", "openvino", "llamacpp")
+        },
+    ),
+    "ids nested": Case(
+        {"eagle_config": {KEY: [2, 4, 5]}},
+        effects={
+            name: key(NESTED_KEY, "taps")
+            for name in ("vllm", "tensorrt_llm", "openvino", "llamacpp")
+        },
+    ),
+    "four ids nested": Case(
+        {"eagle_config": {KEY: [1, 2, 4, 5]}},
+        {"fc.weight": (H, 4 * H)},
+        {
+            "vllm": key(NESTED_KEY, "taps") | refused(KEY, wire="taps"),
+            **{
+                name: key(NESTED_KEY, "taps") | refused("fc.weight")
+                for name in ("tensorrt_llm", "openvino", "llamacpp")
+            },
+        },
+    ),
+    "four ids at top level": Case(
+        {KEY: [1, 2, 4, 5]},
+        {"fc.weight": (H, 4 * H)},
+        {
+            "vllm": refused("fc.weight") | refused(KEY, wire="taps"),
+            **{
+                name: key(KEY, "taps") | refused("fc.weight")
+                for name in ("sglang", "sglang@0.5.13", "tensorrt_llm", "openvino", "llamacpp")
+            },
+        },
+    ),
+    "two layers, hidden_norm": Case(
+        {"num_hidden_layers": 2},
+        layer("layers.1", H, ("hidden_norm", POST)),
+        {
+            "vllm": left("layers.1.input_layernorm.weight")
+            | ignored("layers.1.hidden_norm.weight"),
+            "llamacpp": refused(
+                "num_hidden_layers", *layer("layers.1", H, ("hidden_norm", POST))
+            ),
+        },
+        base=TWO,
+    ),
+    "two layers, input_layernorm": Case(
+        {"num_hidden_layers": 2},
+        layer("layers.1", H, ("input_layernorm", POST)),
+        {
+            **{
+                name: left("layers.1.hidden_norm.weight")
+                | ignored("layers.1.input_layernorm.weight")
+                for name in ("sglang", "sglang@0.5.13")
+            },
+            "tensorrt_llm": refused("layers.1.hidden_norm.weight")
+            | ignored("layers.1.input_layernorm.weight"),
+            "llamacpp": refused(
+                "num_hidden_layers", *layer("layers.1", H, ("input_layernorm", POST))
+            ),
+        },
+        base=TWO,
+    ),
+    "a plain architecture": Case(
+        {"architectures": ["LlamaForCausalLM"]},
+        effects={"sglang": ignored("fc.weight"), "sglang@0.5.13": ignored("fc.weight")},
+    ),
+    "an unknown architecture": Case(
+        {"architectures": ["LlamaForCausalLMEagle4"]},
+        effects={
+            name: refused("architectures")
+            for name in ("sglang", "sglang@0.5.13", "vllm", "llamacpp")
+        },
+    ),
+    "Qwen3": Case(
+        {"architectures": ["Eagle3Qwen3ForCausalLM"], "model_type": "qwen3"},
+        QK_NORM,
+        {
+            "sglang": refused("architectures"),
+            "sglang@0.5.13": refused("architectures"),
+            "tensorrt_llm": ignored(*QK_NORM),
+            "llamacpp": refused("architectures", *QK_NORM),
+        },
+    ),
+    "speculators": Case(
+        SPECULATORS,
+        effects={
+            "sglang": refused("architectures"),
+            "sglang@0.5.13": refused("architectures"),
+        },
+        base=SPOKEN,
+        whole_config=True,
+    ),
+    "speculators, no word of the residual": Case(
+        {k: v for k, v in SPECULATORS.items() if k != "norm_before_residual"}
+        | {"rope_theta": 5e5, "eagle_config": {KEY: [1, 2, 4]}},
+        effects={
+            "sglang": refused("architectures"),
+            "sglang@0.5.13": refused("architectures"),
+            "vllm": default("norm_before_residual", "residual", "normed")
+            | key("rope_theta")
+            | key(NESTED_KEY, "taps"),
+            **{
+                name: key(NESTED_KEY, "taps") for name in ("tensorrt_llm", "openvino", "llamacpp")
+            },
+        },
+        base=SPOKEN,
+        whole_config=True,
+    ),
+    "latent attention": Case(
+        LATENT_CONFIG, effects={"llamacpp": GONE}, base=LATENT  # told elsewhere: many names
+    ),
+    "latent attention, whole norm": Case(
+        LATENT_CONFIG | {"norm_before_fc": True},
+        INPUT_NORM,
+        {
+            "sglang": key("norm_before_fc", **NO_NORM) | ignored(*INPUT_NORM, **NO_NORM),
+            "sglang@0.5.13": key("norm_before_fc", **NO_NORM) | ignored(*INPUT_NORM, **NO_NORM),
+            "vllm": key("norm_before_fc", **NO_NORM) | refused(*INPUT_NORM),
+            "tensorrt_llm": key("norm_before_fc", **NO_NORM) | ignored(*INPUT_NORM, **NO_NORM),
+            "llamacpp": GONE,
+        },
+        base=LATENT,
+    ),
+}  # fmt: skip
+
+
+def found(engine: str, folder: Path, hidden: int = H):
+    checkpoint = open_checkpoint(folder)
+    target = Target("llama", LAYERS, hidden, V, TARGET, "target/config.json")
+    return parse_engine(engine).effects(checkpoint, layout_of(checkpoint), target)
+
+
+@pytest.mark.parametrize("engine", [*ENGINES, "sglang@0.5.13"])
+@pytest.mark.parametrize("name", CASES)
+def test_effects(name, engine, tmp_path):
+    case = CASES[name]
+    expected = case.effects.get(engine, set())
+    effects = found(engine, case.write(tmp_path / "draft"), case.hidden)
+    for effect in effects:
+        assert effect.text
+        assert effect.rule.source
+        assert str(parse_engine(engine)) == f"{effect.engine}@{effect.version}"
+    if expected is GONE:
+        assert any(effect.did == "refuses" for effect in effects)
+        return
+    assert {(e.did, e.subject, e.wire, e.value) for e in effects} == expected
+
+
+def test_what_an_engine_runs_of_a_wiring(tmp_path):
+    meant = eagle3((2, 4, 5), Rope(1e4))
+    case = Case({"norm_before_residual": True}, {"embed_tokens.weight": (V, H), **INPUT_NORM})
+    folder = case.write(tmp_path / "draft")
+    meant = replace(meant, residual="normed", embedding="own", pre_fc_norm="whole")
+    engine = parse_engine("sglang")
+    served = engine.served(meant, found("sglang", folder))
+    assert difference(served, meant) == {
+        "residual": ("raw", "normed"),
+        "embedding": ("target", "own"),
+        "pre_fc_norm": ("none", "whole"),
+    }
+    vllm = parse_engine("vllm").served(meant, found("vllm", folder))
+    assert difference(vllm, meant) == {"pre_fc_norm": ("none", "whole")}
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=5,
+)
+INNER = (KEY, "norm_before_fc", "next_layer_regular", "model_type", "use_aux_hidden_state")
+ODD = st.dictionaries(
+    st.sampled_from(
+        (
+            *("architectures", "eagle_config", KEY, "draft_vocab_size", "target_hidden_size"),
+            *("fc_norm", "norm_output", "norm_before_residual", "norm_before_fc", "bias"),
+            *("num_hidden_layers", "hidden_size", "vocab_size", "speculators_config"),
+            *("speculators_model_type", "transformer_layer_config", "attention_bias"),
+            *("num_aux_hidden_states", "num_aux_layers", "kv_lora_rank", "tie_word_embeddings"),
+        )
+    ),
+    JUNK | st.dictionaries(st.sampled_from(INNER), JUNK, max_size=3),
+    max_size=6,
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    ODD,
+    st.sampled_from([*ENGINES, "sglang@0.5.13"]),
+    st.sampled_from([None, "LlamaForCausalLMEagle3", "Eagle3DeepseekV2ForCausalLM"]),
+    st.dictionaries(
+        st.sampled_from([*TENSORS, *LATENT, *FC_NORMS, *QK_NORM, "midlayer.x", "x", "model.d2t"]),
+        st.lists(st.integers(0, 70), max_size=3).map(tuple),
+    ),
+)
+def test_fuzz_no_folder_makes_effects_raise(config, engine, architecture, shapes):
+    if architecture:
+        config = config | {"architectures": [architecture]}
+    tensors = {
+        name: TensorInfo(name, "F32", shape, Path("x"), 0, 0) for name, shape in shapes.items()
+    }
+    checkpoint = Checkpoint(Path("draft"), config, tensors)
+    layout = Layout({}, (), (), frozenset(), 1, "heads")
+    target = Target("llama", LAYERS, H, V, TARGET, "target/config.json")
+    for effect in parse_engine(engine).effects(checkpoint, layout, target):
+        assert effect.text
+
+
+# The same folders, loaded by the engines' own classes.
+
+
+@pytest.fixture(scope="module")
+def by_vllm(tmp_path_factory):
+    """What vLLM's class made of each case: one process for all, some 15 seconds."""
+    python, _ = vllm_python()
+    root = tmp_path_factory.mktemp("vllm")
+    for hidden in {case.hidden for case in CASES.values()}:
+        folder = root / f"target{hidden}"
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(TARGET | {"hidden_size": hidden}))
+    answers = {}
+    for hidden in {case.hidden for case in CASES.values()}:
+        names = [name for name, case in CASES.items() if case.hidden == hidden]
+        folders = [CASES[name].write(root / str(hidden) / str(i)) for i, name in enumerate(names)]
+        script = Path(__file__).parent / "engines" / "vllm_load.py"
+        command = [python, str(script), str(root / f"target{hidden}"), *map(str, folders)]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=240)
+        lines = [line for line in run.stdout.splitlines() if line.startswith("{")]
+        assert len(lines) == len(names), run.stderr[-2000:]
+        answers |= dict(zip(names, map(json.loads, lines), strict=True))
+    return answers
+
+
+def parameter_of_vllm(name: str) -> str:
+    for part, whole in {
+        **dict.fromkeys((".q_proj.", ".k_proj.", ".v_proj."), ".qkv_proj."),
+        **dict.fromkeys((".gate_proj.", ".up_proj."), ".gate_up_proj."),
+    }.items():
+        name = name.replace(part, whole)
+    return f"model.{name}"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_vllms_own_class_does_the_same(by_vllm, name, tmp_path):
+    case, answer = CASES[name], by_vllm[name]
+    print(answer)
