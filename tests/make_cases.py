@@ -259,7 +259,7 @@ TWIN_OPTIONS = {"W113": ("--engine", "tensorrt_llm", "--wanted", "2,6,9")}
 
 def nested_like_speculators(config):
     """The layer's sizes under a key of their own, ids as boundaries at top level."""
-    config["speculators_model_type"] = "eagle3"
+    config |= {"speculators_model_type": "eagle3", "speculators_config": {"algorithm": "eagle3"}}
     config["norm_before_residual"] = False
     config[IDS] = [2, 6, 9]
     layer = {key: config.pop(key) for key in list(config) if key in _OF_THE_LAYER}
