@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -161,9 +162,11 @@ def _lines(told: dict[str, Any]) -> list[str]:
         f"{told['path']}: {told['format']} ({told['producer']}), {told['sequences']:,} sequences, "
         f"{told['tokens']:,} tokens, hidden size {told['hidden_size']}, {told['dtype']}"
     ]
-    for slot in told["slots"]:
-        last = " (last hidden)" if slot["role"] == "last" else ""
-        lines.append(f"slot {slot['slot']}  {slot['name']}{last}: {slot['how']}")
+    for _, alike in groupby(told["slots"], lambda slot: (slot["name"], slot["how"])):
+        first, *more = alike
+        last = " (last hidden)" if first["role"] == "last" else ""
+        which = f"slots {first['slot']}-{more[-1]['slot']}" if more else f"slot {first['slot']}"
+        lines.append(f"{which}  {first['name']}{last}: {first['how']}")
     if told["in_words"]:
         lines.append(told["in_words"])
     lines.append(f"mask: {told['masked_sequences']:,} of {told['sequences']:,} sequences have one")

@@ -65,13 +65,15 @@ def _is_own(path: Path) -> bool:
 
 def _recognised(files: Sequence[Path], options: Options) -> Format | None:
     """The reader of the first file that is of any format."""
-    readers = [r for r in _READERS if options.format in (None, r.name)]
-    for file in files:
-        for one in entries(file):
-            for reader in readers:
-                if options.format == PLAIN.name or reader.matches(one, file):
+    if options.format == PLAIN.name:
+        return PLAIN
+    readers = [r for r in _READERS if r is not PLAIN and options.format in (None, r.name)]
+    for some in (readers, [PLAIN] if options.format is None else []):
+        for file in files:
+            one = next(entries(file), {})
+            for reader in some:
+                if reader.matches(one, file):
                     return reader
-            break
     return None
 
 
@@ -122,7 +124,7 @@ def _described(
 def _records(file: Path, reader: Format, index: int) -> Iterator[tuple[Entries, Place]]:
     """The records of this format in a file; ``index`` is the first one's in the dump."""
     for one in entries(file):
-        if reader is PLAIN or reader.matches(one, file):
+        if reader.matches(one, file):
             yield one, Place(file, index)
             index += 1
 

@@ -58,13 +58,18 @@ def dataset_beside(folder: Path) -> Path | None:
     return None
 
 
-@lru_cache(maxsize=4)
 def open_dataset(folder: Path) -> Dataset:
-    """Map every file of a dataset folder.
+    """Map every file of a dataset folder; the last few are kept open.
 
     Raises:
         InputError: pyarrow is missing, or this is no dataset folder with tokens and masks.
     """
+    state = folder / "state.json"
+    return _open(folder, state.stat().st_mtime_ns if state.is_file() else 0)
+
+
+@lru_cache(maxsize=4)
+def _open(folder: Path, _changed: int) -> Dataset:
     try:
         import pyarrow
     except ImportError:

@@ -9,6 +9,7 @@ import gzip
 import json
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from stat import S_ISREG
@@ -139,7 +140,7 @@ def _unpacked(path: Path, size: int) -> IO[bytes]:
                         "which no dump of states does; unpack it by hand if you trust it"
                     )
                 file.write(block)
-    except (OSError, EOFError, ValueError) as error:  # gzip.BadGzipFile is an OSError
+    except (OSError, EOFError, ValueError, zlib.error) as error:  # BadGzipFile is an OSError
         file.close()
         raise InputError(f"{path}: expected a complete gzip file: {error}") from None
     except BaseException:
@@ -154,7 +155,7 @@ def _npy(path: Path) -> Entries:
     import torch
 
     try:
-        array = numpy.load(path, mmap_mode="r", allow_pickle=False)
+        array = numpy.load(path, mmap_mode="c", allow_pickle=False)
         array = array.astype(array.dtype.newbyteorder("="), copy=False)
         if array.dtype.kind not in "fiub":
             raise ValueError(f"entries of type {array.dtype}")

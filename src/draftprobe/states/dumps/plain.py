@@ -114,14 +114,14 @@ def listed_tokens(path: Path, index: int) -> torch.Tensor:
     Raises:
         InputError: no such sequence, or no token ids.
     """
-    listed = _listed(path)
+    listed = _listed(path, path.stat().st_mtime_ns if path.is_file() else 0)
     if index >= len(listed):
         raise InputError(f"{path}: expected token ids of sequence {index}, found {len(listed)}")
     return listed[index]
 
 
 @lru_cache(maxsize=4)
-def _listed(path: Path) -> tuple[torch.Tensor, ...]:
+def _listed(path: Path, _changed: int) -> tuple[torch.Tensor, ...]:
     """Per record of the file: the entry named like token ids, or the only one there is."""
     found: list[torch.Tensor] = []
     for record in entries(path):
