@@ -109,13 +109,19 @@ _WHY = {
 }
 
 _FIXED = {
+    "state_shift": 0,
+    "tap_norm": "none",
     "half_order": "embedding_first",
     "embedding_norm": True,
     "hidden_norm": True,
     "token_shift": 1,
+    "token_advance": 1,
     "position_start": 0,
     "position_advance": 1,
+    "position_limit": None,
+    "window": None,
     "embedding_scale": 1.0,
+    "initial": frozenset(),
 }
 """Wires that every stack here fixes."""
 

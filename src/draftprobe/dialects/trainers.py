@@ -117,6 +117,8 @@ def parse(
     normed = flag(config, "norm_before_residual", where) and rule.residual == "key"
     return Wiring(
         taps=taps,
+        state_shift=0,
+        tap_norm="none",
         pre_fc_norm=_pre_fc_norm(config, nested, layout, where),
         half_order="embedding_first",
         embedding_norm=True,
@@ -125,13 +127,17 @@ def parse(
         head_norm=head_norm,
         feedback=feedback,
         token_shift=1,
+        token_advance=1,
         position_start=0,
         position_advance=1,
+        position_limit=None,
+        window=None,
         rope=replace(rope, theta=rope_keys.DEFAULT_THETA) if rule.theta == "10000" else rope,
         vocabulary=_vocabulary(checkpoint, layout, config, where),
         embedding="own" if "embed_tokens.weight" in layout else "target",
         embedding_scale=1.0,
         head=_head(layout, config, where),
+        initial=frozenset(),
     )
 
 

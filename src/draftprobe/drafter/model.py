@@ -77,6 +77,7 @@ class Drafter(nn.Module):
     """Weights, a wiring, and the embedding table that the wiring names.
 
     ``embedding`` [V, H] is held by reference, outside the parameters: a mapped table stays mapped.
+    ``target_norm`` [H] is the weight of the target's final norm, needed where ``tap_norm`` says so.
     """
 
     d2t: torch.Tensor
@@ -90,6 +91,7 @@ class Drafter(nn.Module):
             )
         self.shape, self.wiring = shape, wiring
         self.embedding = embedding
+        self.target_norm: torch.Tensor | None = None
         self._frequencies = inverse_frequencies(wiring.rope, shape.rotary)  # stays float32
         self._amplitude = amplitude(wiring.rope)
         width = shape.taps * shape.target_hidden
@@ -119,6 +121,9 @@ class Drafter(nn.Module):
 
     def fuse(self, taps: torch.Tensor) -> torch.Tensor:
         """Tap states in slot order, [..., taps * target_hidden] -> g [..., H]."""
+        if self.wiring.tap_norm == "last":
+            *before, last = taps.split(self.shape.target_hidden, dim=-1)
+            taps = torch.cat([*before, self.final_norm(last)], dim=-1)
         if self.wiring.pre_fc_norm == "whole":
             taps = self.input_norm(taps)
         elif self.wiring.pre_fc_norm == "per_tap":
@@ -126,6 +131,19 @@ class Drafter(nn.Module):
             pairs = zip(self.fc_norm, parts, strict=True)
             taps = torch.cat([norm(part) for norm, part in pairs], dim=-1)
         return self.fc(taps)
+
+    def final_norm(self, h: torch.Tensor) -> torch.Tensor:
+        """The target's final norm of a state [..., H].
+
+        Raises:
+            InputError: its weight is not known.
+        """
+        if self.target_norm is None:
+            raise InputError(
+                "tap_norm: the target's final norm is not known; record h[L] and h[N] to have it"
+            )
+        y = F.rms_norm(h.float(), (h.shape[-1],), None, self.shape.epsilon)
+        return (y * self.target_norm.to(h.device)).to(h.dtype)
 
     def turn(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Rope: [..., heads, T, d] at positions [..., T]."""
@@ -144,7 +162,8 @@ class Drafter(nn.Module):
             normed if wiring.hidden_norm else g,
         ]
         u = torch.cat(halves if wiring.half_order == "embedding_first" else halves[::-1], dim=-1)
-        o = first(u, normed if wiring.residual == "normed" else g, turn, attend)
+        streams = {"raw": g, "normed": normed, "embedding": e, "none": torch.zeros_like(g)}
+        o = first(u, streams[wiring.residual], turn, attend)
         for layer in later:
             o = layer(layer.input_layernorm(o), o, turn, attend)
         return o
@@ -153,13 +172,19 @@ class Drafter(nn.Module):
         """Scores over the draft vocabulary: [..., D]."""
         return self.lm_head(self.norm(o) if self.wiring.head_norm else o)
 
-    def feedback(self, o: torch.Tensor) -> torch.Tensor:
-        """What the next draft step receives as hidden state."""
+    def feedback(self, o: torch.Tensor, received: torch.Tensor | None = None) -> torch.Tensor:
+        """What the next draft step receives as hidden state, after ``received`` gave ``o``."""
+        if self.wiring.feedback == "stale":
+            if received is None:
+                raise ValueError("feedback: a stale state is what this step received; give it")
+            return received
         return self.norm(o) if self.wiring.feedback == "post_norm" else o
 
     def position(self, slots: torch.Tensor, step: int) -> torch.Tensor:
         """Rotary positions of draft step ``step`` (1-based) of chains that start at ``slots``."""
-        return slots + self.wiring.position_start + (step - 1) * self.wiring.position_advance
+        wiring = self.wiring
+        at = slots + wiring.position_start + (step - 1) * wiring.position_advance
+        return at if wiring.position_limit is None else at.clamp(max=wiring.position_limit - 1)
 
     def target_ids(self) -> torch.Tensor:
         """The target id of each draft id, int64 [D], on the CPU."""
@@ -175,16 +200,17 @@ class Chains:
     Step 1 is causal over the slots. Step j's query of the chain that starts at slot t sees the
     step-1 keys of slots 0..t and the keys of its own steps 2..j: what a decoder's cache would hold.
     Every layer has keys and values of its own. Right padding needs no mask, since no query looks
-    right.
+    right. With a ``window`` a query sees only so many latest slots, its own counted.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, window: int | None = None) -> None:
+        self._window = window
         self._seen: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
         self._slots: torch.Tensor | None = None
 
     def at(self, slots: torch.Tensor) -> Chains:
         """After step 1: steps 2.. of only the chains that start at ``slots`` [B, C]."""
-        some = Chains()
+        some = Chains(self._window)
         some._seen = {layer: pairs[:1] for layer, pairs in self._seen.items()}
         some._slots = slots
         return some
@@ -196,15 +222,23 @@ class Chains:
         groups, pairs = q.shape[1] // k.shape[1], self._seen.setdefault(layer, [])
         k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
         pairs.append((k, v))
-        if len(pairs) == 1:
+        if len(pairs) == 1 and self._window is None:
             return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        if len(pairs) == 1:
+            seen = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool, device=q.device)
+            seen = seen.tril().triu(1 - (self._window or 0))
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
         (first, values), *later = pairs
         q = q * q.shape[-1] ** -0.5
         past = q @ first.transpose(-1, -2)  # [B, heads, T, T], or [B, heads, C, T] after at()
         slots = torch.arange(past.shape[-1], device=q.device)
-        ahead = slots > (slots if self._slots is None else self._slots[:, None])[..., None]
+        starts = (slots if self._slots is None else self._slots[:, None])[..., None]
+        hidden = slots > starts
         own = torch.stack([(q * key).sum(-1) for key, _ in later], dim=-1)  # [B, heads, T, j - 1]
-        weights = torch.cat([past.masked_fill(ahead, -torch.inf), own], dim=-1).softmax(-1)
+        if self._window is not None:
+            hidden = hidden | (slots <= starts + len(later) - self._window)
+            own[..., : max(0, len(later) - self._window)] = -torch.inf
+        weights = torch.cat([past.masked_fill(hidden, -torch.inf), own], dim=-1).softmax(-1)
         out = weights[..., : past.shape[-1]] @ values
         for index, (_, value) in enumerate(later):
             out = out + weights[..., past.shape[-1] + index, None] * value
@@ -225,7 +259,8 @@ def unroll(
         drafter: the drafter.
         taps: tap states in slot order, [B, T, taps * target_hidden].
         tokens: the text, int64 [B, n], right-padded with any id; slot t of step i reads token
-            t + token_shift + i - 1, and the last token where that lies beyond the text.
+            t + token_shift + (i - 1) * token_advance, and the last token where that lies beyond
+            the text.
         steps: how many.
         slots: where chains start, int64 [B, C]; every slot if None.
         ends: length of each text, int64 [B, 1]; n if None.
@@ -238,24 +273,27 @@ def unroll(
         ends = torch.full_like(every[:, :1], tokens.shape[1])
 
     def embed(at: torch.Tensor, step: int) -> torch.Tensor:
-        index = (at + drafter.wiring.token_shift + step - 1).clamp(min=0)
+        wiring = drafter.wiring
+        index = (at + wiring.token_shift + (step - 1) * wiring.token_advance).clamp(min=0)
         return drafter.embed(tokens.gather(1, index.minimum(ends - 1)))
 
-    attend = Chains()
-    o = drafter.block(embed(every, 1), drafter.fuse(taps), drafter.position(every, 1), attend)
+    attend = Chains(drafter.wiring.window)
+    received = drafter.fuse(taps)
+    o = drafter.block(embed(every, 1), received, drafter.position(every, 1), attend)
     if slots is None:
         slots = every
     else:
-        o = o.gather(1, slots[..., None].expand(-1, -1, o.shape[-1]))
+        chosen = slots[..., None].expand(-1, -1, o.shape[-1])
+        o, received = o.gather(1, chosen), received.gather(1, chosen)
     yield o
     size = max(1, WORKING_SET // (taps.shape[0] * drafter.shape.heads * taps.shape[1]))
     pieces = [(piece, attend.at(piece)) for piece in slots.split(size, dim=1)]
     for step in range(2, steps + 1):
-        fed = drafter.feedback(o).split(size, dim=1)
+        received = drafter.feedback(o, received)
         o = torch.cat(
             [
                 drafter.block(embed(piece, step), g, drafter.position(piece, step), some)
-                for (piece, some), g in zip(pieces, fed, strict=True)
+                for (piece, some), g in zip(pieces, received.split(size, dim=1), strict=True)
             ],
             dim=1,
         )

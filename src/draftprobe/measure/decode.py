@@ -198,6 +198,13 @@ class Chain:
                 f"token_shift: expected 1, found {wiring.token_shift}: decode is defined for slots "
                 "that read the next token; replay measures any shift"
             )
+        for name, usual in (("state_shift", 0), ("window", None)):
+            value = getattr(wiring, name)
+            if value != usual:
+                raise InputError(
+                    f"{name}: expected {usual}, found {value}: decode does not follow it; replay "
+                    "measures it"
+                )
         if steps < 1:
             raise InputError(f"steps: expected at least one draft per pass, found {steps}")
         self.taps, self.steps = wiring.taps, steps
@@ -219,11 +226,13 @@ class Chain:
         tokens = tokens.to(weight.device)
         g = drafter.fuse(states.to(weight)[None])  # [1, T, H]
         o = drafter.block(drafter.embed(tokens[None]), g, drafter.position(slots, 1), cache)
-        known, o = cache.length, o[:, -1:]  # [1, 1, H]
+        known, o, g = cache.length, o[:, -1:], g[:, -1:]  # [1, 1, H]
         drafts = [self._best(o)]  # [1, 1]
         for step in range(2, self.steps + 1):
             position = drafter.position(slots[-1:], step)  # [1]
-            o = drafter.block(drafter.embed(drafts[-1]), drafter.feedback(o), position, cache)
+            read = drafts[-1] if drafter.wiring.token_advance else tokens[None, -1:]
+            g = drafter.feedback(o, g)
+            o = drafter.block(drafter.embed(read), g, position, cache)
             drafts.append(self._best(o))
         cache.truncate(known)
         return torch.cat(drafts, dim=-1)[0]  # [k]
