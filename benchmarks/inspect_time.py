@@ -1,4 +1,4 @@
-"""Wall time and peak memory of `draftprobe inspect` on folders shaped like public drafters.
+"""Wall and processor time and peak memory of `draftprobe inspect` on public drafters' shapes.
 
 Each runs in a process of its own, with a target's config, as a user would. Run from the repository
 root, with nothing else on the machine:
@@ -20,12 +20,13 @@ COMMAND = str(Path(sys.executable).with_name("draftprobe"))
 DEMO = ROOT / "src" / "draftprobe" / "demo" / "drafter"
 
 
-def measure(arguments: list[str]) -> tuple[float, float, int]:
-    """Seconds, peak MiB and exit code of one process."""
+def measure(arguments: list[str]) -> tuple[float, float, float, int]:
+    """Seconds on the clock and of the processor, peak MiB and exit code of one process."""
     start = time.perf_counter()
     process = subprocess.Popen([COMMAND, *arguments], stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
-    return time.perf_counter() - start, usage.ru_maxrss / 1024, os.waitstatus_to_exitcode(status)
+    clock, cpu = time.perf_counter() - start, usage.ru_utime + usage.ru_stime
+    return clock, cpu, usage.ru_maxrss / 1024, os.waitstatus_to_exitcode(status)
 
 
 def subjects(root: Path) -> dict[str, list[str]]:
@@ -57,13 +58,15 @@ def main() -> None:
                 "folder": name,
                 "seconds": min(seconds),
                 "worst": max(seconds),
-                "peak_mib": max(run[1] for run in runs),
-                "code": runs[0][2],
+                "cpu_seconds": min(run[1] for run in runs),
+                "peak_mib": max(run[2] for run in runs),
+                "code": runs[0][3],
             }
             rows.append(row)
             if not asked.json:
                 print(
                     f"{name:24} {row['seconds']:6.2f} s (worst {row['worst']:.2f})  "
+                    f"{row['cpu_seconds']:5.2f} s of cpu  "
                     f"{row['peak_mib']:6.0f} MiB  exit {row['code']}",
                     flush=True,
                 )

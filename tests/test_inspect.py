@@ -1,6 +1,7 @@
 """`draftprobe inspect` as a whole: facts, readings, findings, mends, and what it must not load."""
 
 import json
+import random
 import re
 import subprocess
 import sys
@@ -274,3 +275,39 @@ def test_explain_prints_the_page_and_refuses_what_has_none():
     done = subprocess.run([COMMAND, "explain", "W999"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert "W103" in done.stderr
+
+
+ODD = [
+    None, True, False, 0, -1, 1, 10**30, 1.5, float("nan"), float("inf"), "", "x", [], [1],
+    ["a"], [[1]], {}, {"a": 1}, {"rope_type": "yarn"}, {IDS: [2, 3]}, 2**31, 2**63,
+]  # fmt: skip
+PLACES = [
+    *CONFIG, "transformer_layer_config", "speculators_config", "speculators_model_type",
+    "rope_parameters", "rope_scaling", "partial_rotary_factor", "norm_before_fc", "fc_norm",
+    "norm_output", "norm_before_residual", "num_aux_hidden_states", "layer_types", IDS,
+    "draftprobe_convert", "dflash_config", "target_layer_ids", "bias", "attention_bias",
+    "kv_lora_rank", "_torchspec_version",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_fuzz_odd_values_give_findings_or_input_errors(tmp_path, seed):
+    rng = random.Random(seed)
+    folder, tried, refused = tmp_path / "d", 120, 0
+    write_folder(folder, CONFIG, weights())
+    for _ in range(tried):
+        config = json.loads(json.dumps(CONFIG))
+        for _ in range(rng.randint(1, 3)):
+            config[rng.choice(PLACES)] = rng.choice(ODD)
+        if isinstance(config["eagle_config"], dict) and rng.random() < 0.3:
+            config["eagle_config"][IDS] = rng.choice(ODD)
+        (folder / "config.json").write_text(json.dumps(config))
+        try:
+            found = inspect(Asked(folder, TARGET, engines=("sglang", "vllm", "tensorrt_llm")))
+        except InputError as error:
+            refused += 1
+            assert str(folder) in str(error), config
+            continue
+        assert list(render(found))
+        assert json.dumps(found.to_json())
+    assert 0 < refused < tried

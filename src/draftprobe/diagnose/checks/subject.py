@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from draftprobe.drafter.wiring import Wiring
 
 _MAX_TABLE = 80_000_000
+_MOST = 10_000
+_COUNTS = ("num_hidden_layers", "num_aux_hidden_states", "num_aux_layers")
 _INTEGERS = {
     "BOOL": "u1", "U8": "u1", "I8": "i1", "I16": "<i2", "U16": "<u2", "I32": "<i4", "U32": "<u4",
     "I64": "<i8", "U64": "<u8",
@@ -101,13 +103,22 @@ def subject_of(
     """Flatten the config and read the two vocabulary tables.
 
     Raises:
-        InputError: d2t or t2d is no vector of integers.
+        InputError: d2t or t2d is no vector of integers, or a count is beyond any drafter.
     """
+    config = layer_config(checkpoint.config)
+    for key in _COUNTS:
+        for level in (checkpoint.config, config):
+            value = level.get(key)
+            if isinstance(value, int | float) and value > _MOST:
+                raise InputError(
+                    f"{checkpoint.folder / 'config.json'}: expected {key} of at most {_MOST}, "
+                    f"found {str(value)[:40]}; is it a drafter's config?"
+                )
     d2t, t2d = (_table(checkpoint, layout, name) for name in ("d2t", "t2d"))
     return Subject(
         checkpoint,
         layout,
-        layer_config(checkpoint.config),
+        config,
         None if d2t is None else d2t.astype("int64"),
         None if t2d is None else t2d != 0,
         target,

@@ -81,8 +81,9 @@ def _ambiguous(subject: Subject, found: dict[str, list[int]]) -> Iterator[Findin
     the default's first boundary is 2 (SGLang pull request 25454 rests its rule on that).
     """
     ids = found.get(f"{NESTED}.{KEY}")
-    names = subject.checkpoint.config.get("architectures") or []
-    if ids is None or KEY in found or not _SAYS_ITS_READING.isdisjoint(map(str, names)):
+    names = subject.checkpoint.config.get("architectures")
+    told = isinstance(names, list) and not _SAYS_ITS_READING.isdisjoint(map(str, names))
+    if ids is None or KEY in found or told:
         return
     layers = subject.target.layers if subject.target else None
     boundaries, outputs = admissible(ids, layers)
