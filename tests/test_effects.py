@@ -5,18 +5,22 @@ these folders with the engines' own classes: vLLM's in its own environment, SGLa
 wheel, over stand-ins for the layers that it imports.
 """
 
+import ast
 import json
 import subprocess
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 from engine_sources import vllm_python, wheel  # noqa: F401 - a fixture
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from draftprobe.dialects.engines import ENGINES, parse_engine
 from draftprobe.dialects.ids import KEY
@@ -374,10 +378,27 @@ CASES = {
     "draft_vocab_size is null": Case(
         {"draft_vocab_size": None},
         effects={
-            "sglang": replaced("lm_head.weight", "head", "target"),
-            "sglang@0.5.13": replaced("lm_head.weight", "head", "target"),
+            "sglang": refused("lm_head.weight"),
+            "sglang@0.5.13": refused("lm_head.weight"),
             "vllm": refused("lm_head.weight", "d2t"),
             "tensorrt_llm": refused("draft_vocab_size") | {("ignores tensor", "d2t", *ID)},
+        },
+    ),
+    "draft_vocab_size is null, full head": Case(
+        {"draft_vocab_size": None},
+        {"lm_head.weight": (V, H), "d2t": GONE, "t2d": GONE},
+        {
+            "sglang": replaced("lm_head.weight", "head", "target"),
+            "sglang@0.5.13": replaced("lm_head.weight", "head", "target"),
+        },
+    ),
+    "another draft_vocab_size": Case(
+        {"draft_vocab_size": 24},
+        effects={
+            "sglang": refused("lm_head.weight"),
+            "sglang@0.5.13": refused("lm_head.weight"),
+            "vllm": refused("lm_head.weight"),
+            "tensorrt_llm": refused("lm_head.weight"),
         },
     ),
     "tied": Case(
@@ -532,6 +553,17 @@ CASES = {
         effects={"vllm": refused("model_type"), "llamacpp": GONE},
         base=LATENT,
     ),
+    "latent attention, EAGLE-3.1": Case(
+        LATENT_CONFIG | {"fc_norm": True, "norm_output": True},
+        FC_NORMS,
+        {
+            "sglang@0.5.12.post1": key("fc_norm", **NO_NORM)
+            | key("norm_output", "feedback", "pre_norm")
+            | ignored(*FC_NORMS, **NO_NORM),
+            "llamacpp": GONE,
+        },
+        base=LATENT,
+    ),
     "latent attention, whole norm": Case(
         LATENT_CONFIG | {"norm_before_fc": True},
         INPUT_NORM,
@@ -553,11 +585,18 @@ def found(engine: str, folder: Path, hidden: int = H):
     return parse_engine(engine).effects(checkpoint, layout_of(checkpoint), target)
 
 
-@pytest.mark.parametrize("engine", [*ENGINES, "sglang@0.5.13"])
+def expected_of(case: Case, engine: str):
+    """An older SGLang does what 0.5.13 does, unless a case says otherwise."""
+    if engine == "sglang@0.5.12.post1" and engine not in case.effects:
+        return case.effects.get("sglang@0.5.13", set())
+    return case.effects.get(engine, set())
+
+
+@pytest.mark.parametrize("engine", [*ENGINES, "sglang@0.5.13", "sglang@0.5.12.post1"])
 @pytest.mark.parametrize("name", CASES)
 def test_effects(name, engine, tmp_path):
     case = CASES[name]
-    expected = case.effects.get(engine, set())
+    expected = expected_of(case, engine)
     effects = found(engine, case.write(tmp_path / "draft"), case.hidden)
     for effect in effects:
         assert effect.text
@@ -711,3 +750,193 @@ def test_vllms_own_class_does_the_same(by_vllm, name, tmp_path):
     assert applied == expected - absent
     dropped = {name for name in of(effects, "ignores tensor") if not unused(name)}
     assert set(answer["dropped"]) - {"t2d"} == dropped
+
+
+# SGLang's drafter classes, out of the wheel's source, over stand-ins for what they import.
+
+
+class Weight(torch.nn.Module):
+    """A layer that is nothing but its parameters; a part of a fused one is loaded by its name."""
+
+    def __init__(self, rows: int, columns: int = 0, bias: bool = False, parts: Any = None):
+        super().__init__()
+        shape = (rows, columns) if columns else (rows,)
+        self.weight = torch.nn.Parameter(torch.full(shape, MARKER), requires_grad=False)
+        self.bias = None
+        if bias:
+            self.bias = torch.nn.Parameter(torch.full((rows,), MARKER), requires_grad=False)
+        if parts:
+            self.weight.weight_loader = self._loader(parts)
+
+    def _loader(self, parts: dict[Any, tuple[int, int]]):
+        def load(parameter: Any, tensor: torch.Tensor, part: Any = None) -> None:
+            first, last = parts[part] if part is not None else (0, parameter.shape[0])
+            assert tensor.shape == parameter[first:last].shape
+            parameter.data[first:last] = tensor
+
+        return load
+
+
+MARKER = -77.0
+
+
+def qkv(columns, size, heads, kv, bias=False, **_):
+    ends = [0, heads * size, (heads + kv) * size, (heads + 2 * kv) * size]
+    parts = {"q": (0, ends[1]), "k": (ends[1], ends[2]), "v": (ends[2], ends[3])}
+    return Weight(ends[3], columns, bias, parts)
+
+
+class StandInMLP(torch.nn.Module):
+    def __init__(self, *given, **named):
+        super().__init__()
+        hidden, inner = (named.get("hidden_size"), named.get("intermediate_size"))
+        hidden, inner = given[:2] if given else (hidden, inner)
+        self.gate_up_proj = Weight(2 * inner, hidden, parts={0: (0, inner), 1: (inner, 2 * inner)})
+        self.down_proj = Weight(hidden, inner)
+
+
+class StandInLayer(torch.nn.Module):
+    """The part of SGLang's Llama layer that its drafter keeps: o_proj and two norms."""
+
+    def __init__(self, config, layer_id=0, *_, **__):
+        super().__init__()
+        self.hidden_size = config.hidden_size
+        bias = getattr(config, "attention_bias", False) or getattr(config, "bias", False)
+        heads, size = config.num_attention_heads, config.head_dim
+        self.self_attn = torch.nn.Module()
+        self.self_attn.head_dim, self.self_attn.total_num_heads = size, heads
+        self.self_attn.total_num_kv_heads = config.num_key_value_heads
+        self.self_attn.o_proj = Weight(config.hidden_size, heads * size, bias)
+        self.input_layernorm = Weight(config.hidden_size)
+        self.post_attention_layernorm = Weight(config.hidden_size)
+
+
+class StandInLatent(torch.nn.Module):
+    """The part of SGLang's latent attention that its drafter keeps."""
+
+    def __init__(self, config, hidden_size, num_heads, q_lora_rank, kv_lora_rank, **named):
+        super().__init__()
+        nope, rope, value = (
+            named[key] for key in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+        )
+        self.q_lora_rank, self.kv_lora_rank, self.qk_rope_head_dim = q_lora_rank, kv_lora_rank, rope
+        self.qk_nope_head_dim, self.v_head_dim = nope, value
+        self.q_a_layernorm, self.kv_a_layernorm = Weight(q_lora_rank), Weight(kv_lora_rank)
+        self.q_b_proj = Weight(num_heads * (nope + rope), q_lora_rank)
+        self.kv_b_proj = Weight(num_heads * (nope + value), kv_lora_rank)
+        self.o_proj = Weight(hidden_size, num_heads * value)
+
+
+def sglang_class(source: str, name: str) -> Any:
+    """A class of SGLang's source whose imports of SGLang are stand-ins."""
+    tree = ast.parse(source)
+    tree.body = [
+        node
+        for node in tree.body
+        if not (isinstance(node, ast.ImportFrom) and str(node.module).startswith("sglang"))
+    ]
+    anything = MagicMock()
+    group = SimpleNamespace(pp_group=None)
+
+    def linear(columns, rows, bias=False, **_):
+        return Weight(rows, columns, bias)
+
+    scope = {
+        **dict.fromkeys(
+            (
+                *("ForwardBatch", "PPProxyTensors", "QuantizationConfig", "DraftTPExecution"),
+                *("DraftParallelSpec", "LogitsProcessor", "triton_symm_mem_ag", "BumpAllocator"),
+                *("AttentionInputs", "get_attn_tp_context"),
+            ),
+            anything,
+        ),
+        "LlamaForCausalLM": torch.nn.Module,
+        "LlamaDecoderLayer": StandInLayer,
+        "LlamaMLP": StandInMLP,
+        "DeepseekV2MLP": StandInMLP,
+        "DeepseekV2AttentionMLA": StandInLatent,
+        "RMSNorm": lambda size, eps: Weight(size),
+        "QKVParallelLinear": qkv,
+        "ReplicatedLinear": linear,
+        "ColumnParallelLinear": linear,
+        "VocabParallelEmbedding": lambda rows, columns, **_: Weight(rows, columns),
+        "ParallelLMHead": lambda rows, columns, **_: Weight(rows, columns),
+        "get_embedding_tp_kwargs": dict,
+        "default_weight_loader": load_whole,
+        "add_prefix": lambda *_: "",
+        "layer_stack": nullcontext,
+        "get_pp_group": lambda: None,
+        "get_parallel": lambda: group,
+        "get_spec": lambda: SimpleNamespace(speculative_draft_window_size=None),
+        "get_global_server_args": lambda: SimpleNamespace(speculative_draft_window_size=None),
+    }
+    exec(compile(tree, name, "exec"), scope)  # the test's own purpose
+    return scope[name]
+
+
+def load_whole(parameter, tensor):
+    assert parameter.shape == tensor.shape
+    parameter.data.copy_(tensor)
+
+
+SGLANG_FILES = {
+    "LlamaForCausalLMEagle3": "models/llama_eagle3",
+    "Eagle3DeepseekV2ForCausalLM": "models/kimi_k25_eagle3",
+}
+
+
+@pytest.mark.parametrize("version", ["0.5.12.post1", "0.5.13", "0.5.23"])
+@pytest.mark.parametrize("name", CASES)
+def test_sglangs_own_class_does_the_same(wheel, name, version, tmp_path):  # noqa: F811
+    case = CASES[name]
+    folder = case.write(tmp_path / "draft")
+    config = json.loads((folder / "config.json").read_text())
+    kind = config["architectures"][0]
+    if kind not in SGLANG_FILES:
+        pytest.skip(f"no class of SGLang's is named {kind}")
+    cls = sglang_class(wheel(version, SGLANG_FILES[kind]), kind)
+    engine = f"sglang@{version}"
+    effects = found(engine, folder, case.hidden)
+    defaults = {"head_dim": SIZE, "rope_theta": 1e4, "rope_scaling": None}
+    tensors = load_file(folder / "model.safetensors")
+    later = {KEY}  # the first request fails, not the loading
+    try:
+        model = cls(SimpleNamespace(**(defaults | config)))
+        for parameter in model.parameters():
+            parameter.data.fill_(MARKER)
+        model.load_weights(iter(tensors.items()))
+    except (AssertionError, AttributeError):
+        assert of(effects, "refuses") - later
+        return
+    assert not of(effects, "refuses") - later
+    unfilled = {
+        part
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if (parameter == MARKER).any()
+        for part in [name.removeprefix("model.").replace("midlayer.", "layers.0.")]
+    }
+    replaced_later = {"embed_tokens.weight", "lm_head.weight"} - of(
+        effects, "leaves at initial value"
+    )
+    expected = parameters(of(effects, "leaves at initial value"), case)
+    one_layer_more = {"layers.1.input_layernorm.weight"}  # there, and never applied
+    assert unfilled - replaced_later - one_layer_more == expected
+    held = {float(v) for p in model.parameters() for v in p.detach().flatten().unique()}
+    dropped = {
+        n for n, t in tensors.items() if t.is_floating_point() and float(t.flatten()[0]) not in held
+    }
+    told = of(effects, "ignores tensor") | {"embed_tokens.weight", "lm_head.weight"}
+    assert dropped <= told
+    assert {n for n in of(effects, "ignores tensor") if not unused(n)} <= dropped
+    whole = getattr(model.model, "input_norm", None) is not None
+    per_tap = getattr(model.model, "fc_norm", None) is not None
+    applied = {e.value for e in effects if e.wire == "pre_fc_norm"}
+    if applied:
+        assert applied == {"whole" if whole else "per_tap" if per_tap else "none"}
+    if config.get("norm_output"):
+        silent = any(e.subject == "norm_output" for e in effects)
+        assert bool(getattr(model.model, "norm_output", False)) != silent
+    if "d2t" in tensors:
+        assert torch.equal(model.hot_token_id, tensors["d2t"] + torch.arange(len(tensors["d2t"])))
+    else:
+        assert model.hot_token_id is None

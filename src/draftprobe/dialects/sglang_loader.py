@@ -2,8 +2,8 @@
 
 Two classes load drafters: ``LlamaForCausalLMEagle3`` skips unknown names without a word,
 ``Eagle3DeepseekV2ForCausalLM`` (latent attention) with a warning; neither looks whether a parameter
-was filled. Read in wheels 0.5.12.post1, 0.5.13, 0.5.16, 0.5.19 and 0.5.21 to 0.5.23; the first
-that knows ``norm_before_fc`` is 0.5.19.
+was filled. Read in wheels 0.5.12.post1 to 0.5.19 and 0.5.21 to 0.5.23: ``norm_before_fc`` came with
+0.5.17, and ``fc_norm`` and ``norm_output`` of the latent-attention class with 0.5.13.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from draftprobe.dialects.version import version_key
 from draftprobe.drafter.checkpoint import Checkpoint
 from draftprobe.drafter.layout import Layout
 
-_OPENED = EXECUTED | {"0.5.16", "0.5.19", "0.5.21", "0.5.22"}
-_NORM_BEFORE_FC = "0.5.19"
+_OPENED = EXECUTED | {f"0.5.{number}" for number in (14, 15, 16, 17, 18, 19, 21, 22)}
+_NORM_BEFORE_FC, _LATENT_NORMS = "0.5.17", "0.5.13"
 
 _CHOICE = "the class is chosen by 'architectures'"
 _FILES = {
@@ -103,7 +103,7 @@ def _slots(folder: Folder, file: str) -> int:
 
 def _llama(folder: Folder) -> Iterator[Effect]:
     rule, tied = _rule(folder, "llama_eagle3", executed=True), folder.flag("tie_word_embeddings")
-    since = version_key(folder.version) >= version_key(_NORM_BEFORE_FC)
+    since = _has(folder, _NORM_BEFORE_FC)
     top = folder.config.get("norm_before_fc", False)
     asked = bool(nested_of(folder.config).get("norm_before_fc", top))
     whole, per_tap = asked and since, folder.flag("fc_norm") or folder.flag("use_aux_norm")
@@ -124,7 +124,9 @@ def _llama(folder: Folder) -> Iterator[Effect]:
     yield from norm_flags(folder, whole, per_tap, rule)
     yield from width(folder, slots, _hidden_in(folder), rule)
     if asked and not since:
-        text = f"SGLang {folder.version} does not know norm_before_fc: it came by 0.5.19"
+        text = (
+            f"SGLang {folder.version} does not know norm_before_fc: it came with {_NORM_BEFORE_FC}"
+        )
         yield folder.effect("ignores key", "norm_before_fc", text, rule, "pre_fc_norm", "none")
     refused = not tied and "draft_vocab_size" not in folder.config
     if refused:
@@ -141,8 +143,11 @@ _POST = "post_attention_layernorm"
 
 def _latent(folder: Folder) -> Iterator[Effect]:
     rule, tied = _rule(folder, "kimi_k25_eagle3", executed=True), folder.flag("tie_word_embeddings")
-    per_tap = folder.flag("fc_norm") or folder.flag("use_aux_norm")
-    slots = _slots(folder, "kimi_k25_eagle3")
+    asked, since = (
+        folder.flag("fc_norm") or folder.flag("use_aux_norm"),
+        _has(folder, _LATENT_NORMS),
+    )
+    per_tap, slots = asked and since, _slots(folder, "kimi_k25_eagle3")
     layers = folder.count("num_hidden_layers")
     if layers is not None and layers != 1:
         text = f"SGLang's latent-attention drafter has one layer, the config says {layers}"
@@ -160,8 +165,19 @@ def _latent(folder: Folder) -> Iterator[Effect]:
         yield folder.effect("ignores key", "norm_before_fc", text, rule, "pre_fc_norm", served)
     yield from _names(folder, names, pre_fc_norm(False, per_tap), rule)
     yield from norm_flags(folder, False, per_tap, rule)
+    for key, wire, value in () if since else _LATER:
+        if folder.flag(key):
+            text = f"SGLang {folder.version} does not know {key} here: it came with {_LATENT_NORMS}"
+            yield folder.effect("ignores key", key, text, rule, wire, value)
     yield from width(folder, slots, _hidden_in(folder), rule)
     yield from _sharing(folder, tied, rule)
+
+
+_LATER = (("fc_norm", "pre_fc_norm", "none"), ("norm_output", "feedback", "pre_norm"))
+
+
+def _has(folder: Folder, since: str) -> bool:
+    return version_key(folder.version) >= version_key(since)
 
 
 def _common(folder: Folder, whole: bool, per_tap: int) -> list[str]:
@@ -225,15 +241,21 @@ def _sharing(folder: Folder, tied: bool, rule: Rule, refused: bool = False) -> I
             "not they differ"
         )
         yield folder.effect("replaces", own, text, rule, "embedding", "target")
-    head = folder.holds("lm_head.weight")
+    head, rows = folder.holds("lm_head.weight"), folder.rows("lm_head.weight")
+    size = folder.count("draft_vocab_size") or folder.count("vocab_size")
     if tied:
         text = (
             "tie_word_embeddings is true: the embedding table is the head, cut to the draft "
             "vocabulary, and the drafter's own lm_head is dropped"
         )
         yield folder.effect("replaces", head or "lm_head.weight", text, rule, "head", "tied")
+    elif refused:
+        pass
+    elif size is not None and rows not in (None, size):
+        text = f"SGLang builds a head of {size} rows, the file has {rows}: loading fails"
+        yield folder.effect("refuses", "lm_head.weight", text, rule)
     elif folder.config.get("draft_vocab_size") is None:
-        if head and not refused:
+        if head:
             text = "without a draft_vocab_size the target's head replaces the drafter's own"
             yield folder.effect("replaces", head, text, rule, "head", "target")
     elif head is None:

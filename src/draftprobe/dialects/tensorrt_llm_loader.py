@@ -58,11 +58,12 @@ def _keys(folder: Folder) -> Iterator[Effect]:
         text = "TensorRT-LLM reads norm_before_fc inside eagle_config alone"
         wire = ("pre_fc_norm", _served(folder))
         yield folder.effect("ignores key", "norm_before_fc", text, _RULE, *wire)
-    if folder.config.get("draft_vocab_size") is None:
-        size, draft = folder.count("vocab_size"), folder.rows("lm_head.weight")
-        if draft is not None and size is not None and draft != size:
-            text = f"without draft_vocab_size a head of {size} rows is built, the file has {draft}"
-            yield folder.effect("refuses", "draft_vocab_size", text, _RULE)
+    written = folder.count("draft_vocab_size")
+    size, draft = written or folder.count("vocab_size"), folder.rows("lm_head.weight")
+    if draft is not None and size is not None and draft != size:
+        text = f"TensorRT-LLM builds a head of {size} rows, the file has {draft}"
+        subject = "lm_head.weight" if written else "draft_vocab_size"
+        yield folder.effect("refuses", subject, text, _RULE)
 
 
 def _flags(folder: Folder) -> tuple[bool, bool]:
