@@ -6,6 +6,7 @@ Prints, and writes the same as a States file on demand.
 from __future__ import annotations
 
 import json
+import math
 import sys
 from itertools import groupby
 from pathlib import Path
@@ -33,6 +34,10 @@ def states(
     output_ids: Annotated[
         str | None, typer.Option(help="The same as layer outputs: id k is one lower.")
     ] = None,
+    draft: Annotated[
+        Path | None, typer.Option(help="A drafter's folder: the slots are what --engine feeds it.")
+    ] = None,
+    engine: Annotated[str | None, typer.Option(help="Such as vllm or sglang@0.5.12.")] = None,
     target: Annotated[Path | None, typer.Option(help="Its folder or config.json.")] = None,
     reference: Annotated[
         Path | None, typer.Option(help="A states file of the same tokens, to compare with.")
@@ -62,6 +67,7 @@ def states(
     from draftprobe.states.record import open_states
 
     given = _given(boundaries, output_ids)
+    served = _served(draft, engine, target, given)
     known = None if reference is None else open_states(reference)
     facts = facts_of(target) if target else None if known is None else facts_from(known)
     keys = tuple(key for key in states_key.split(",") if key)
@@ -70,6 +76,7 @@ def states(
     with counted("states", "files") as progress:
         found = open_dump(dump, options, progress)
     found = name_slots(found, given) if given else found
+    found = name_slots(found, *served) if served else found
     found = settle(found, facts.layers) if facts else found
     matches = () if known is None else identify(found, known)
     found = name_by(found, matches) if matches else found
@@ -112,6 +119,29 @@ def _given(boundaries: str | None, output_ids: str | None) -> tuple[Any, ...] | 
     return None if boundaries is None else parse_taps(boundaries)
 
 
+def _served(
+    draft: Path | None, engine: str | None, target: Path | None, given: tuple[Any, ...] | None
+) -> tuple[tuple[Tap, ...], str] | None:
+    """The boundaries that an engine feeds a drafter, and how that is known."""
+    if draft is None and engine is None:
+        return None
+    if draft is None or engine is None or target is None or given is not None:
+        raise InputError(
+            "--draft, --engine and --target together say which boundaries the slots are; give all "
+            "three, and neither --boundaries nor --output-ids"
+        )
+    from draftprobe.dialects.engines import parse_engine
+    from draftprobe.dialects.families import family_of
+    from draftprobe.drafter.checkpoint import read_json
+    from draftprobe.states.dumps.write import facts_of
+
+    path = target / "config.json" if target.is_dir() else target
+    where, reader = draft / "config.json", parse_engine(engine)
+    family = family_of(read_json(path), path)
+    taps = reader.delivered(read_json(where), family, facts_of(target).layers, where)
+    return taps, f"{reader}'s reading of {where}"
+
+
 def _numbers(text: str) -> list[str]:
     entries = [entry.strip() for entry in text.split(",")]
     if not all(entry == "-1" or (entry.isdecimal() and len(entry) < 7) for entry in entries):
@@ -137,7 +167,11 @@ def _described(dump: Dump, matches: tuple[Match, ...], layers: int | None) -> di
             "tokens": match.tokens,
             "floor": match.floor,
             "errors": [
-                {"boundary": e.boundary, "median": e.median, "largest": e.largest}
+                {
+                    "boundary": e.boundary,
+                    "median": _finite(e.median),
+                    "largest": _finite(e.largest),
+                }
                 for e in match.errors[:3]
             ],
         }
@@ -155,6 +189,11 @@ def _described(dump: Dump, matches: tuple[Match, ...], layers: int | None) -> di
         "mask_lag": dump.layout.lag,
         "notes": list(dump.layout.notes),
     }
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no infinity: null, where a reference state is zero and the dump's is not."""
+    return value if math.isfinite(value) else None
 
 
 def _lines(told: dict[str, Any]) -> list[str]:

@@ -104,7 +104,8 @@ def _described(
         raise InputError(f"{path}: expected at least one sequence, found none")
     layout, read = first
     if len(kept) < len(files):
-        left = next(file.name for file in files if file not in set(kept))
+        held = set(kept)
+        left = next(file.name for file in files if file not in held)
         told = f"{len(files) - len(kept)} files are of another format and left out, such as {left}"
         layout = replace(layout, notes=(*layout.notes, told))
 
@@ -139,6 +140,8 @@ def _checked(read: record.Sequence, place: Place) -> record.Sequence:
             f"{place}: expected states of one size, [{n}, H] or [{n - 1}, H] for {n} tokens, "
             f"found {found}"
         )
+    if len({slot.dtype for slot in read.slots}) > 1:  # float32 holds the others exactly
+        read = replace(read, slots=tuple(slot.float() for slot in read.slots), dtype="float32")
     if read.mask is not None and len(read.mask) != n:
         raise InputError(f"{place}: expected a mask of {n} tokens, found {len(read.mask)}")
     return read

@@ -70,8 +70,8 @@ def _slots(
     missing = [name for name in names if name not in record]
     if missing or (len(names) != 1 and not options.states_key):
         raise InputError(
-            f"{place}: expected states under {missing[0] if missing else 'one entry'!r}, found "
-            f"{_names(record)}; name the entries in their order with --states-key"
+            f"{place}: expected states under {repr(missing[0]) if missing else 'one entry'}, "
+            f"found {_names(record)}; name the entries in their order with --states-key"
         )
     parts: list[torch.Tensor] = []
     for name in names:

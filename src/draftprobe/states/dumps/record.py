@@ -126,8 +126,8 @@ GIVEN = "--boundaries"
 """How a boundary is known that a person gave."""
 
 
-def name_slots(dump: Dump, boundaries: tuple[Tap, ...]) -> Dump:
-    """The dump with its boundaries given by a person, of all slots or all but the last hidden.
+def name_slots(dump: Dump, boundaries: tuple[Tap, ...], how: str = GIVEN) -> Dump:
+    """The dump with its boundaries given, of all slots or all but the last hidden.
 
     Raises:
         InputError: another number of boundaries than slots.
@@ -139,7 +139,7 @@ def name_slots(dump: Dump, boundaries: tuple[Tap, ...]) -> Dump:
             + (f", or {len(aux)} without the last hidden" if len(aux) != len(dump.slots) else "")
             + f", found {len(boundaries)}"
         )
-    given = [Slot(slot.role, b, GIVEN) for slot, b in zip(dump.slots, boundaries, strict=False)]
+    given = [Slot(slot.role, b, how) for slot, b in zip(dump.slots, boundaries, strict=False)]
     return dump.named((*given, *dump.slots[len(given) :]))
 
 
@@ -163,7 +163,7 @@ def settle(dump: Dump, layers: int) -> Dump:
 
 
 def in_words(dump: Dump, layers: int | None) -> str | None:
-    """What a trainer makes of these slots: which feed fc, which is the teacher's; None if unknown.
+    """What a trainer makes of these slots: which feed fc, which is its teacher's; None if unknown.
 
     Of a dump whose final slot is h[L] or h[N], trainers take the others as fc's input: the code of
     speculators 0.9.0 (``train/data.py``: ``[:, :-1]`` and ``[:, -1]``) and of every dump that keeps
@@ -177,7 +177,7 @@ def in_words(dump: Dump, layers: int | None) -> str | None:
         return None
     state = "after" if final == "N" else "before"
     return (
-        f"the first {len(names) - 1} of {len(names)} states feed fc: {', '.join(names[:-1])}; "
-        f"the last, {names[-1]}, is the final state {state} the final norm, for the teacher's "
-        "logits"
+        f"a trainer feeds fc with the first {len(names) - 1} of {len(names)} states, "
+        f"{', '.join(names[:-1])}, and takes the last, {names[-1]}, the final state {state} the "
+        "final norm, for its teacher's logits"
     )
