@@ -4,6 +4,7 @@ Configs are cut down from the stacks' own files, named at each. Weights are hole
 """
 
 import json
+from typing import Literal
 
 import pytest
 import torch
@@ -168,7 +169,7 @@ MODELOPT = {
 }  # fmt: skip
 
 
-def rope(theta, scaling=None, style="half", partial=1.0):
+def rope(theta, scaling=None, style: Literal["half", "interleaved"] = "half", partial=1.0):
     return Rope(theta, style, partial, tuple(sorted((scaling or {}).items())))
 
 
@@ -401,6 +402,20 @@ def test_rope_spellings():
     assert read_rope(new | {"rope_theta": 5.0}, "") == rope(7.0, linear, partial=0.5)
     assert read_rope({"partial_rotary_factor": 0.25}, "") == rope(10000.0, partial=0.25)
     assert read_rope({"rope_scaling": {"type": "default"}}, "") == rope(10000.0)
+
+
+def test_a_partial_factor_is_read_as_the_trainer_does(tmp_path):
+    """Code of the trainers' own turns all of a head; that of speculators is run in test_convert."""
+    for name, config, tensors, partial in (
+        ("eagle", EAGLE, llama(EAGLE), 1.0),
+        ("specforge", DEEPSEEK, llama(DEEPSEEK), 1.0),
+        ("unknown", EAGLE | {"architectures": ["Other"]}, llama(EAGLE), 0.5),
+    ):
+        config = config | {"partial_rotary_factor": 0.5}
+        checkpoint = folder(tmp_path / name, config, tensors)
+        assert read(checkpoint).rope.partial == partial
+        told = [(d.wire, d.taken, d.other) for d in doubts(checkpoint, layout_of(checkpoint))]
+        assert told == ([("rope", 1.0, 0.5)] if partial == 1 else [])
 
 
 def test_a_head_in_the_file_wins_over_a_copied_flag(tmp_path):

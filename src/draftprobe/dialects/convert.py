@@ -132,6 +132,8 @@ def convert(draft: Path, to: str, out: Path, wish: Wish = Wish()) -> Converted:
     golden = [checkpoint.folder / GOLDEN] if (checkpoint.folder / GOLDEN).is_file() else []
     with write_folder(out, config, parts, (checkpoint, layout), golden) as beside:
         _check_written(beside, wiring, form)
+    if form == "speculators" and not _verifier_named(config):
+        notes.append("speculators loads only with its verifier's name in the config: --verifier")
     notes += [f"{doubt.wire}: {doubt.why}" for doubt in doubts(checkpoint, layout, wish.trainer)]
     dropped = set(layer_config(checkpoint.config, draft)) - _READ - set(_KEPT)
     return Converted(
@@ -408,6 +410,11 @@ def _speculators(
         KEY: list(ids),
         "embed_requires_grad": False,
     }
+
+
+def _verifier_named(config: dict[str, Any]) -> bool:
+    verifier = config["speculators_config"]["verifier"]
+    return isinstance(verifier.get("name_or_path"), str)
 
 
 def _check_written(folder: Path, wiring: Wiring, to: Format) -> None:

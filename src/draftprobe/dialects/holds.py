@@ -7,13 +7,13 @@ Knows neither how a folder is written nor what an engine would do with it. Read 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from draftprobe.dialects.ids import default_taps, in_layer_order
 from draftprobe.drafter.layout import Layout
 from draftprobe.drafter.shape import Shape
-from draftprobe.drafter.wiring import Tap, Wiring, tap_name, taps_name
+from draftprobe.drafter.wiring import Rope, Tap, Wiring, eagle3, tap_name, taps_name
 
 Format = Literal["specforge", "speculators", "eagle", "modelopt", "torchspec"]
 
@@ -44,7 +44,6 @@ class Holds:
         taps: how many; None for any number.
         lowest: the lowest boundary that its ids can name.
         scaling: kinds of rope scaling that its code computes; None for whatever transformers does.
-        partial: a partial rotation.
         latent, several, qk_norm, biases: MLA, more than one layer, norms of q and k, biases of the
             attention or the MLP.
         narrow: a drafter whose hidden size is not the target's.
@@ -59,7 +58,6 @@ class Holds:
     taps: int | None
     lowest: int
     scaling: tuple[str, ...] | None
-    partial: bool
     latent: bool
     several: bool
     qk_norm: bool
@@ -71,30 +69,30 @@ FORMATS: Mapping[Format, Holds] = {
     "specforge": Holds(
         pre_fc_norm=("none", "per_tap"), residual=("raw",), feedback=("pre_norm", "post_norm"),
         embedding=("target",), head=("own",), head_norm=(True,), taps=3, lowest=0,
-        scaling=("default", "linear", "dynamic", "llama3", "yarn"), partial=False, latent=False,
+        scaling=("default", "linear", "dynamic", "llama3", "yarn"), latent=False,
         several=False, qk_norm=False, biases=False, narrow=True,
     ),
     "eagle": Holds(
         pre_fc_norm=("none",), residual=("raw",), feedback=("pre_norm",),
         embedding=("own", "target"), head=("own",), head_norm=(True,), taps=3, lowest=0,
-        scaling=("default", "linear", "dynamic"), partial=False, latent=False, several=False,
+        scaling=("default", "linear", "dynamic"), latent=False, several=False,
         qk_norm=False, biases=False, narrow=True,
     ),
     "speculators": Holds(
         pre_fc_norm=("none", "whole", "per_tap"), residual=("raw", "normed"),
         feedback=("pre_norm", "post_norm"), embedding=("own", "target"), head=("own",),
-        head_norm=(True,), taps=None, lowest=0, scaling=None, partial=True, latent=False,
+        head_norm=(True,), taps=None, lowest=0, scaling=None, latent=False,
         several=True, qk_norm=True, biases=True, narrow=False,
     ),
     "modelopt": Holds(
         pre_fc_norm=("none",), residual=("raw",), feedback=("pre_norm",), embedding=("target",),
-        head=("own",), head_norm=(True, False), taps=3, lowest=1, scaling=None, partial=False,
+        head=("own",), head_norm=(True, False), taps=3, lowest=1, scaling=None,
         latent=True, several=True, qk_norm=False, biases=True, narrow=False,
     ),
     "torchspec": Holds(
         pre_fc_norm=("none", "per_tap"), residual=("raw",), feedback=("pre_norm", "post_norm"),
         embedding=("own", "target"), head=("own",), head_norm=(True,), taps=None, lowest=1,
-        scaling=("default", "linear", "dynamic", "llama3", "yarn"), partial=False, latent=True,
+        scaling=("default", "linear", "dynamic", "llama3", "yarn"), latent=True,
         several=False, qk_norm=False, biases=False, narrow=True,
     ),
 }  # fmt: skip
@@ -108,22 +106,10 @@ _WHY = {
     "head_norm": "its final norm always stands before the head",
 }
 
-_FIXED = {
-    "state_shift": 0,
-    "tap_norm": "none",
-    "half_order": "embedding_first",
-    "embedding_norm": True,
-    "hidden_norm": True,
-    "token_shift": 1,
-    "token_advance": 1,
-    "position_start": 0,
-    "position_advance": 1,
-    "position_limit": None,
-    "window": None,
-    "embedding_scale": 1.0,
-    "initial": frozenset(),
-}
-"""Wires that every stack here fixes."""
+_PAPER = eagle3((), Rope(1.0))
+_FREE = {*_WHY, "taps", "rope", "vocabulary"}
+_FIXED = tuple(field.name for field in fields(Wiring) if field.name not in _FREE)
+"""Wires that no config of these stacks can say: their code does as the paper does."""
 
 
 def refusals(to: Format, case: Case) -> tuple[str, ...]:
@@ -137,9 +123,10 @@ def _refusals(holds: Holds, to: Format, case: Case) -> Iterator[str]:
         value, held = getattr(wiring, wire), getattr(holds, wire)
         if value not in held:
             yield f"wire {wire} is {value}, it holds {' or '.join(map(str, held))}: {why}"
-    for wire, value in _FIXED.items():
-        if getattr(wiring, wire) != value:
-            yield f"wire {wire} is {getattr(wiring, wire)}, which every stack fixes as {value}"
+    for wire in _FIXED:
+        value, fixed = getattr(wiring, wire), getattr(_PAPER, wire)
+        if value != fixed:
+            yield f"wire {wire} is {value}, which every stack fixes as {fixed}"
     if wiring.vocabulary == "absolute":
         yield "wire vocabulary is absolute: every stack here reads d2t as an offset"
     if (rope.style == "interleaved") != (shape.latent is not None):
@@ -148,8 +135,8 @@ def _refusals(holds: Holds, to: Format, case: Case) -> Iterator[str]:
         yield f"wire rope has scaling {case.scaling}, it computes {', '.join(holds.scaling)}"
     if to == "eagle" and rope.scaling and "type" not in dict(rope.scaling):
         yield "wire rope: its code looks for the scaling's kind under 'type' alone"
-    if rope.partial != 1 and not holds.partial:
-        yield f"wire rope turns {rope.partial:g} of each head, its code turns all"
+    if rope.partial != 1:
+        yield f"wire rope turns {rope.partial:g} of each head, where training code turns all of it"
     yield from _anatomy(holds, case)
     yield from taps_refused(holds, to, wiring.taps, case.layers)
 

@@ -18,7 +18,7 @@ from draftprobe.dialects.keys import count, flag, layer_config, part
 from draftprobe.dialects.recognise import MARK, Recognised, parse_trainer, recognise
 from draftprobe.drafter.checkpoint import Checkpoint
 from draftprobe.drafter.layout import Layout, layout_of
-from draftprobe.drafter.wiring import Tap, Wiring
+from draftprobe.drafter.wiring import Rope, Tap, Wiring
 from draftprobe.errors import InputError
 
 
@@ -65,23 +65,26 @@ class _Trainer:
         feedback: ``norm_output`` decides it, or it is always the layer's output.
         head_norm: ``eagle_config.use_last_layernorm`` decides it, or it is always there.
         theta: the config's, or 10000 whatever it says.
+        partial: ``partial_rotary_factor`` is read, or all of a head turns; ``scaled``: it is read
+            by the scalings of transformers, but not by its plain rope (speculators executed).
     """
 
     residual: Literal["key", "raw"]
     feedback: Literal["key", "pre_norm", "by version"]
     head_norm: Literal["key", "always"]
     theta: Literal["config", "10000"]
+    partial: Literal["config", "all", "scaled"]
 
 
 TRAINERS: Mapping[str, _Trainer] = {
-    "draftprobe": _Trainer("key", "key", "always", "config"),
-    "eagle": _Trainer("raw", "pre_norm", "always", "config"),
-    "specforge": _Trainer("raw", "by version", "always", "config"),
-    "speculators": _Trainer("key", "key", "always", "config"),
-    "modelopt": _Trainer("raw", "pre_norm", "key", "config"),
-    "torchspec": _Trainer("raw", "key", "always", "config"),
-    "angelslim": _Trainer("raw", "pre_norm", "always", "10000"),
-    "unknown": _Trainer("key", "key", "always", "config"),
+    "draftprobe": _Trainer("key", "key", "always", "config", "config"),
+    "eagle": _Trainer("raw", "pre_norm", "always", "config", "all"),
+    "specforge": _Trainer("raw", "by version", "always", "config", "all"),
+    "speculators": _Trainer("key", "key", "always", "config", "scaled"),
+    "modelopt": _Trainer("raw", "pre_norm", "key", "config", "scaled"),
+    "torchspec": _Trainer("raw", "key", "always", "config", "all"),
+    "angelslim": _Trainer("raw", "pre_norm", "always", "10000", "all"),
+    "unknown": _Trainer("key", "key", "always", "config", "config"),
 }
 """``unknown`` reads each key as its name says, as speculators and vLLM do."""
 
@@ -132,7 +135,7 @@ def parse(
         position_advance=1,
         position_limit=None,
         window=None,
-        rope=replace(rope, theta=rope_keys.DEFAULT_THETA) if rule.theta == "10000" else rope,
+        rope=_trained(rope, rule),
         vocabulary=_vocabulary(checkpoint, layout, config, where),
         embedding="own" if "embed_tokens.weight" in layout else "target",
         embedding_scale=1.0,
@@ -154,7 +157,11 @@ def doubts(checkpoint: Checkpoint, layout: Layout, trainer: str | None = None) -
     if flag(config, "norm_before_residual", where) and rule.residual == "raw":
         why = f"norm_before_residual is true, which {who.name} does not read; vLLM and others do"
         found.append(Doubt("residual", "raw", "normed", why))
-    theta = rope_keys.read_rope(config, where).theta
+    rope = rope_keys.read_rope(config, where)
+    theta, partial = rope.theta, _trained(rope, rule).partial
+    if partial != rope.partial:
+        why = f"{who.name}'s training code turns all of a head whatever partial_rotary_factor says"
+        found.append(Doubt("rope", partial, rope.partial, why))
     if rule.theta == "10000" and theta != rope_keys.DEFAULT_THETA:
         why = f"{who.name}'s training code takes 10000 whatever rope_theta says; servers read it"
         found.append(Doubt("rope", rope_keys.DEFAULT_THETA, theta, why))
@@ -165,6 +172,14 @@ def doubts(checkpoint: Checkpoint, layout: Layout, trainer: str | None = None) -
         why = "rope_theta stands twice, with two values; stacks differ in which they take"
         found.append(Doubt("rope", *two, why))
     return tuple(found)
+
+
+def _trained(rope: Rope, rule: _Trainer) -> Rope:
+    """The rope that the trainer's code computes under a config that says ``rope``."""
+    if rule.theta == "10000":
+        rope = replace(rope, theta=rope_keys.DEFAULT_THETA)
+    whole = rule.partial == "all" or (rule.partial == "scaled" and not rope.scaling)
+    return replace(rope, partial=1.0) if whole else rope
 
 
 def _refuse_other_forms(nested: dict[str, Any], where: Any) -> None:
