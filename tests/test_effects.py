@@ -543,6 +543,32 @@ CASES = {
         base=SPOKEN,
         whole_config=True,
     ),
+    "P-EAGLE": Case(
+        SPECULATORS
+        | {"speculators_model_type": "peagle", "mask_token_id": 1}
+        | {"fc_norm": True, "norm_output": True},
+        FC_NORMS,
+        effects={
+            "sglang": refused("architectures"),
+            "sglang@0.5.13": refused("architectures"),
+            "vllm": key("fc_norm", **NO_NORM)
+            | key("norm_output", "feedback", "pre_norm")
+            | refused(*FC_NORMS),
+            "llamacpp": key("norm_output", "feedback", "pre_norm") | refused(*FC_NORMS),
+        },
+        base=SPOKEN,
+        whole_config=True,
+    ),
+    "P-EAGLE without a mask": Case(
+        SPECULATORS | {"speculators_model_type": "peagle"},
+        effects={
+            "sglang": refused("architectures"),
+            "sglang@0.5.13": refused("architectures"),
+            "vllm": refused("mask_token_id"),
+        },
+        base=SPOKEN,
+        whole_config=True,
+    ),
     "latent attention": Case(
         LATENT_CONFIG,
         effects={"llamacpp": GONE},

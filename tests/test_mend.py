@@ -112,6 +112,30 @@ def test_what_an_engine_cannot_express_has_no_diff(tmp_path):
     assert found.mend.note.startswith("cannot be expressed here: vLLM cannot capture h[0]")
 
 
+@pytest.mark.parametrize(
+    ("engine", "told"),
+    [
+        ("tensorrt_llm", "set eagle3_layers_to_capture={2, 14, 19}"),
+        ("openvino", "set hidden_layers_list to [2, 14, 19]"),
+        ("llamacpp", "write eagle3.extract_layers = [3, 15, 20]"),
+    ],
+)
+def test_an_option_of_the_engine_is_told_and_no_config_is_written(tmp_path, engine, told):
+    found = mended(tmp_path, NESTED_CONFIG, engine, taps=(3, 15, 20))
+    assert (found.text, found.mend.diff, found.mend.safe) == (None, "", True)
+    assert told in found.mend.note
+    doubtful = mended(tmp_path, NESTED_CONFIG, engine, taps=(3, 15, 20), proved=False)
+    assert not doubtful.mend.safe
+    assert "not proved by replay" in doubtful.mend.note
+
+
+def test_an_engine_that_feeds_the_wanted_taps_unasked_needs_no_option(tmp_path):
+    found = mended(tmp_path, NESTED_CONFIG, "llamacpp", taps=(2, 15, 27))
+    assert (
+        found.mend.note == "nothing to change: llamacpp@0274f0fc feeds h[2], h[15], h[27] already"
+    )
+
+
 def test_a_config_that_is_right_stays(tmp_path):
     found = mended(tmp_path, NESTED_CONFIG, "sglang", taps=(3, 16, 28))
     assert (found.text, found.mend.diff) == (NESTED_CONFIG, "")

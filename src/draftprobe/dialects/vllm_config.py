@@ -141,6 +141,9 @@ def speculators(folder: Folder) -> Iterator[Effect]:
         )
         wire = ("residual", "normed")
         yield folder.effect("defaults", "norm_before_residual", text, rule, *wire)
+    if in_parallel(raw) and "mask_token_id" not in raw:
+        text = "vLLM reads mask_token_id of P-EAGLE drafters without a default: a KeyError"
+        yield folder.effect("refuses", "mask_token_id", text, rule)
     if in_parallel(raw):
         for key, wire in (("fc_norm", "pre_fc_norm"), ("norm_output", "feedback")):
             if raw.get(key):
