@@ -213,7 +213,7 @@ config("W315", num_attention_heads=4)
 config("W401", "--trainer", "unknown", rope_theta=10000.0)
 config("W402", "--trainer", "unknown", rope_scaling={"type": "linear", "factor": 4.0})
 config("W403", "--trainer", "unknown", partial_rotary_factor=0.5)
-config("W404", "--engine", "sglang", max_position_embeddings=2048)
+config("W404", "--engine", "tensorrt_llm", max_position_embeddings=2048)
 config("W405", architectures=["Eagle3LlamaForCausalLM"])
 
 

@@ -168,15 +168,21 @@ def open_points(effects: Iterable[Effect], alike: dict[str, Alike | str]) -> Ite
             yield NotEvaluated(f"whether {effect.subject} differs: {name(effect)} replaces it", why)
 
 
+_GROWS = frozenset({"sglang", "vllm"})
+"""Engines that serve positions beyond the drafter's number: vLLM raises it to the target's (pull
+request 48894), SGLang lengthens its rotary table (srt/utils/common.py in 0.5.12.post1, 0.5.13 and
+0.5.23; read)."""
+
+
 def of_positions(subject: Subject, names: Iterable[str]) -> Iterator[Finding]:
-    """W404, for all but vLLM, which raises the drafter's number (pull request 48894)."""
+    """W404, for engines of which it is not known that they serve positions beyond."""
     told = short(subject)
     for who in names:
-        if told is not None and who != "vllm":
+        if told is not None and who not in _GROWS:
             yield finding(
                 "W404",
-                f"{told}: beyond that the drafter was hardly trained, and what {who} does there is "
-                "not known here; vLLM raises the number to the target's",
+                f"{told}: whether {who} computes positions beyond that, or clamps them, is not "
+                "known here (vLLM and SGLang compute them)",
             )
 
 
