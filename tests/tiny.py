@@ -61,7 +61,7 @@ def outputs(made, taps, tokens, slot, drafts):
         outs.append(o)
         if step <= len(drafts):
             e.append(made.embed(torch.tensor(drafts[step - 1])))
-            g.append(made.feedback(o))
+            g.append(made.feedback(o, g[-1]))
             positions.append(wiring.position_start + slot + step * wiring.position_advance)
     return outs
 

@@ -175,7 +175,10 @@ class Pool:
         starts = self._starts[own][:, None]
         seen = torch.arange(int((rows[line, column] - starts[line, 0]).max()) + 1)
         context = (starts + seen).clamp(max=len(self._positions) - 1)  # [B, T]
-        mask = (context[:, None] <= rows[..., None]).to(self._device)[:, None]  # [B, 1, C, T]
+        visible = context[:, None] <= rows[..., None]  # [B, C, T]
+        if drafter.wiring.window is not None:
+            visible &= context[:, None] > rows[..., None] - drafter.wiring.window
+        mask = visible.to(self._device)[:, None]
         keys, values = self._keys_values(places, context)  # [B, kv heads, T, d]
 
         def attend(
@@ -285,7 +288,9 @@ class Pool:
         rows = slice(first_row, first_row + window.rows)
         tokens = slice(first_token, first_token + len(window.scored))
         recorded = states.sequence(window.index, self.candidates)
-        taps = [recorded.h[tap][slots].to(weight) for tap in self.candidates]
+        text = recorded.tokens
+        fed = (slots + wiring.state_shift).clamp(0, len(text) - 2)
+        taps = [recorded.h[tap][fed].to(weight) for tap in self.candidates]
         x = torch.stack([*taps, torch.zeros_like(taps[0])])  # [A, T, target_hidden]
         self._squares[:, rows] = x.float().square().mean(-1)
         projected = torch.stack(
@@ -302,7 +307,6 @@ class Pool:
             products[rows] = first @ second.transpose(1, 2)
         self._projections[:, :, tokens] = projected[:, :, window.scored - window.start]
 
-        text = recorded.tokens
         e = drafter.embed(text[(slots + wiring.token_shift).clamp(0, len(text) - 1)])  # [T, H]
         self._embedded[tokens] = e[window.scored - window.start]
         positions = drafter.position(slots, 1)
@@ -339,6 +343,11 @@ def _check_form(drafter: Drafter) -> None:
             f"search: expected a drafter of one decoder layer, found {layers}: what a later layer "
             "attends to is no sum over slots; `draftprobe replay` measures any one wiring of it"
         )
+    if drafter.wiring.tap_norm != "none" and drafter.wiring.pre_fc_norm == "whole":
+        raise InputError(
+            "search: expected no final norm on one tap beside one norm over fc's whole input, "
+            "found both: they have no closed form here; `draftprobe replay` measures any one wiring"
+        )
     if drafter.fc.bias is not None and drafter.wiring.pre_fc_norm == "whole":
         raise InputError(
             "search: expected no bias of fc beside one norm over its whole input, found both: they "
@@ -348,6 +357,8 @@ def _check_form(drafter: Drafter) -> None:
 
 def _normed(drafter: Drafter, slot: int, x: torch.Tensor) -> torch.Tensor:
     """What fc's block of this slot reads of a state, but for R."""
+    if drafter.wiring.tap_norm == "last" and slot == drafter.shape.taps - 1:
+        x = drafter.final_norm(x)
     if drafter.wiring.pre_fc_norm == "per_tap":
         return drafter.fc_norm[slot](x)
     if drafter.wiring.pre_fc_norm == "whole":

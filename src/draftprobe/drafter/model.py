@@ -14,14 +14,14 @@ Further layers are usual ones on o_t: they read input_layernorm(o_t), H wide, an
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from draftprobe.drafter.attention import Attend, Heads, LatentHeads, RMSNorm, Turn, linear
+from draftprobe.drafter.attention import Attend, Heads, LatentHeads, RMSNorm, linear
 from draftprobe.drafter.checkpoint import Checkpoint
 from draftprobe.drafter.kind import check_eagle3
 from draftprobe.drafter.layout import Layout, layout_of
@@ -35,6 +35,13 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 WORKING_SET = 2**23
 """Numbers in the largest tensor that is made at a time: attention weights, states, logits."""
+
+
+def pick(x: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """Of x [B, T, H], or [T] or [B, T], the slots [B, C] of each sequence."""
+    if x.dim() == 1:
+        return x[slots]
+    return x.gather(1, slots if x.dim() == 2 else slots[..., None].expand(-1, -1, x.shape[-1]))
 
 
 class _MLP(nn.Module):
@@ -63,12 +70,25 @@ class Layer(nn.Module):
         self.mlp = _MLP(shape)
 
     def forward(
-        self, u: torch.Tensor, residual: torch.Tensor, turn: Turn, attend: Attend
+        self,
+        u: torch.Tensor,
+        residual: torch.Tensor,
+        turn: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+        positions: torch.Tensor,
+        attend: Attend,
+        asked: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """What attention reads [B, T, inputs] and the stream it adds to [B, T, H] -> [B, T, H]."""
+        """What attention reads [B, T, inputs] and the stream it adds to [B, T, H] -> [B, T, H].
+
+        With ``asked`` [B, C] only these slots are computed, all slots being attended to.
+        """
         attention = self.self_attn
-        k, v = attention.keys_values([source(u) for source in attention.sources], turn)
-        mixed = attend(self.number, attention.queries(u, turn), k, v)  # [B, heads, T, e]
+        turned = partial(turn, positions=positions)
+        k, v = attention.keys_values([source(u) for source in attention.sources], turned)
+        if asked is not None:
+            u, residual = pick(u, asked), pick(residual, asked)
+            turned = partial(turn, positions=pick(positions, asked))
+        mixed = attend(self.number, attention.queries(u, turned), k, v)  # [B, heads, T, e]
         a = residual + attention.o_proj(mixed.transpose(-2, -3).flatten(-2))
         return a + self.mlp(self.post_attention_layernorm(a))
 
@@ -151,11 +171,19 @@ class Drafter(nn.Module):
         return rotate(x, positions, frequencies, style, self._amplitude)
 
     def block(
-        self, e: torch.Tensor, g: torch.Tensor, positions: torch.Tensor, attend: Attend
+        self,
+        e: torch.Tensor,
+        g: torch.Tensor,
+        positions: torch.Tensor,
+        attend: Attend,
+        asked: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """The decoder layers: e and g [B, T, H], positions [T] or [B, T] -> o [B, T, H]."""
+        """The decoder layers: e and g [B, T, H], positions [T] or [B, T] -> o [B, T, H].
+
+        With ``asked`` [B, C] only these slots, [B, C, H]; for a drafter of one layer.
+        """
         first, *later = self.decoder
-        wiring, turn = self.wiring, partial(self.turn, positions=positions)
+        wiring = self.wiring
         normed = first.hidden_norm(g)
         halves = [
             first.input_layernorm(e) if wiring.embedding_norm else e,
@@ -163,9 +191,9 @@ class Drafter(nn.Module):
         ]
         u = torch.cat(halves if wiring.half_order == "embedding_first" else halves[::-1], dim=-1)
         streams = {"raw": g, "normed": normed, "embedding": e, "none": torch.zeros_like(g)}
-        o = first(u, streams[wiring.residual], turn, attend)
+        o = first(u, streams[wiring.residual], self.turn, positions, attend, asked)
         for layer in later:
-            o = layer(layer.input_layernorm(o), o, turn, attend)
+            o = layer(layer.input_layernorm(o), o, self.turn, positions, attend)
         return o
 
     def logits(self, o: torch.Tensor) -> torch.Tensor:
@@ -203,8 +231,9 @@ class Chains:
     right. With a ``window`` a query sees only so many latest slots, its own counted.
     """
 
-    def __init__(self, window: int | None = None) -> None:
-        self._window = window
+    def __init__(self, window: int | None = None, asked: torch.Tensor | None = None) -> None:
+        """``asked`` [B, C]: step 1's queries are of these slots alone, in place of all."""
+        self._window, self._asked = window, asked
         self._seen: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
         self._slots: torch.Tensor | None = None
 
@@ -222,11 +251,14 @@ class Chains:
         groups, pairs = q.shape[1] // k.shape[1], self._seen.setdefault(layer, [])
         k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
         pairs.append((k, v))
-        if len(pairs) == 1 and self._window is None:
+        if len(pairs) == 1 and self._window is None and self._asked is None:
             return F.scaled_dot_product_attention(q, k, v, is_causal=True)
         if len(pairs) == 1:
-            seen = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool, device=q.device)
-            seen = seen.tril().triu(1 - (self._window or 0))
+            slots = torch.arange(k.shape[-2], device=q.device)
+            at = slots[:, None] if self._asked is None else self._asked[:, None, :, None]
+            seen = slots <= at  # [T, T] or [B, 1, C, T]
+            if self._window is not None:
+                seen = seen & (slots > at - self._window)
             return F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
         (first, values), *later = pairs
         q = q * q.shape[-1] ** -0.5
@@ -268,7 +300,19 @@ def unroll(
     Yields:
         o_i, [B, C, H], for i = 1..steps.
     """
-    every = torch.arange(taps.shape[1], device=taps.device).expand(len(taps), -1)
+    return unroll_fused(drafter, drafter.fuse(taps), tokens, steps, slots, ends)
+
+
+def unroll_fused(
+    drafter: Drafter,
+    fused: torch.Tensor,
+    tokens: torch.Tensor,
+    steps: int,
+    slots: torch.Tensor | None = None,
+    ends: torch.Tensor | None = None,
+) -> Iterator[torch.Tensor]:
+    """:func:`unroll` from fc's output on, [B, T, H]."""
+    every = torch.arange(fused.shape[1], device=fused.device).expand(len(fused), -1)
     if ends is None:
         ends = torch.full_like(every[:, :1], tokens.shape[1])
 
@@ -277,16 +321,15 @@ def unroll(
         index = (at + wiring.token_shift + (step - 1) * wiring.token_advance).clamp(min=0)
         return drafter.embed(tokens.gather(1, index.minimum(ends - 1)))
 
-    attend = Chains(drafter.wiring.window)
-    received = drafter.fuse(taps)
-    o = drafter.block(embed(every, 1), received, drafter.position(every, 1), attend)
+    alone = slots if drafter.shape.layers == 1 else None  # a later layer attends to all slots
+    attend, received = Chains(drafter.wiring.window, alone), fused
+    o = drafter.block(embed(every, 1), fused, drafter.position(every, 1), attend, alone)
     if slots is None:
         slots = every
     else:
-        chosen = slots[..., None].expand(-1, -1, o.shape[-1])
-        o, received = o.gather(1, chosen), received.gather(1, chosen)
+        o, received = o if alone is not None else pick(o, slots), pick(fused, slots)
     yield o
-    size = max(1, WORKING_SET // (taps.shape[0] * drafter.shape.heads * taps.shape[1]))
+    size = max(1, WORKING_SET // (fused.shape[0] * drafter.shape.heads * fused.shape[1]))
     pieces = [(piece, attend.at(piece)) for piece in slots.split(size, dim=1)]
     for step in range(2, steps + 1):
         received = drafter.feedback(o, received)

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import torch
 
-from draftprobe.drafter.model import WORKING_SET, Drafter, unroll
+from draftprobe.drafter.model import WORKING_SET, Drafter, unroll_fused
 from draftprobe.drafter.vocabulary import draft_labels
-from draftprobe.drafter.wiring import check_taps
+from draftprobe.drafter.wiring import Tap, Wiring, check_taps
 from draftprobe.errors import InputError
 from draftprobe.states.record import States
 
@@ -61,7 +61,7 @@ class Observations:
     def only(self, sequences: torch.Tensor) -> Observations:
         """The observations of some sequences, int64 [m]."""
         kept = torch.isin(self.sequence, sequences)
-        tensors = {name: getattr(self, name)[..., kept] for name in _Part.__slots__}
+        tensors = {name: getattr(self, name)[..., kept] for name in Part.__slots__}
         return Observations(**tensors, whole=self.whole, source=self.source)
 
     def sums(self, values: torch.Tensor) -> torch.Tensor:
@@ -117,17 +117,18 @@ def observe(
     if steps < 1 or (limit is not None and limit < 1):
         raise InputError(f"expected at least 1 step and 1 token, found {steps} and {limit}")
     slots, total = _choose(states, limit)
-    scorer = _Scorer(drafter)
-    parts: list[_Part] = []
+    scorer = Scorer(drafter)
+    parts: list[Part] = []
     done = 0
     for batch in _batches(slots, states.provenance.hidden_size * len(drafter.wiring.taps)):
-        parts.append(_observe(drafter, scorer, states, batch, [slots[i] for i in batch], steps))
+        made = batch_of(states, batch, [slots[i] for i in batch], drafter.fc.weight.device)
+        parts.append(replay_batch(drafter, scorer, made, steps))
         done += len(batch)
         progress(done, sum(len(chosen) > 0 for chosen in slots))
     order = torch.cat([part.sequence for part in parts]).argsort(stable=True)
     joined = {
         name: torch.cat([getattr(part, name) for part in parts], dim=-1)[..., order]
-        for name in _Part.__slots__
+        for name in Part.__slots__
     }
     return Observations(**joined, whole=len(order) == total, source=states.provenance.source)
 
@@ -179,7 +180,7 @@ def _batches(slots: Sequence[torch.Tensor], width: int) -> Iterator[list[int]]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Part:
+class Part:
     """The tensors of Observations for one batch, on the CPU."""
 
     sequence: torch.Tensor
@@ -191,39 +192,92 @@ class _Part:
     log_likelihood: torch.Tensor
 
 
-def _observe(
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Sequences side by side, read once, on which any wiring can be replayed.
+
+    Attributes:
+        states: where boundaries are read from when they are first asked for.
+        index: the sequences; C chains of each are observed, T slots are attended to.
+        tokens: int64 [B, n]; mask: bool [B, n]; ends: int64 [B, 1], lengths.
+        slots: int64 [B, C], where chains start, padded with slot 0; real: bool [B, C].
+        width: T.
+        h: boundary -> [B, T + 1, target_hidden], right-padded; what was read so far.
+    """
+
+    states: States
+    index: tuple[int, ...]
+    tokens: torch.Tensor
+    mask: torch.Tensor
+    ends: torch.Tensor
+    slots: torch.Tensor
+    real: torch.Tensor
+    width: int
+    h: dict[Tap, torch.Tensor]
+
+    def taps(self, wiring: Wiring, dtype: torch.dtype) -> torch.Tensor:
+        """What fc reads, [B, T, taps * target_hidden]."""
+        missing = [tap for tap in dict.fromkeys(wiring.taps) if tap not in self.h]
+        if missing:
+            recorded = [self.states.sequence(index, missing) for index in self.index]
+            for tap in missing:
+                rows = [r.h[tap][: self.width + 1] for r in recorded]
+                self.h[tap] = _stack(rows).to(self.tokens.device, dtype)
+        slots = torch.arange(self.width, device=self.tokens.device) + wiring.state_shift
+        last = (self.ends - 2).clamp(max=self.h[wiring.taps[0]].shape[1] - 1)  # [B, 1]
+        slots = slots.clamp(min=0).expand(len(last), -1).minimum(last)  # [B, T]
+        rows = torch.arange(len(last), device=slots.device)[:, None]
+        return torch.cat([self.h[tap][rows, slots] for tap in wiring.taps], dim=-1)
+
+
+def batch_of(
+    states: States, index: Sequence[int], chosen: Sequence[torch.Tensor], device: torch.device
+) -> Batch:
+    """A batch of the sequences ``index``, with the slots ``chosen`` of each (not empty)."""
+    recorded = [states.sequence(i, ()) for i in index]
+    return Batch(
+        states=states,
+        index=tuple(index),
+        tokens=_stack([r.tokens for r in recorded]).to(device),
+        mask=_stack([r.mask for r in recorded]).to(device),
+        ends=torch.tensor([len(r.tokens) for r in recorded], device=device)[:, None],
+        slots=_stack(list(chosen)).to(device),
+        real=_stack([torch.ones_like(c, dtype=torch.bool) for c in chosen]).to(device),
+        width=max(int(c[-1]) for c in chosen) + 1,  # later slots see only earlier ones
+        h={},
+    )
+
+
+def replay_batch(
     drafter: Drafter,
-    scorer: _Scorer,
-    states: States,
-    batch: Sequence[int],
-    chosen: Sequence[torch.Tensor],
+    scorer: Scorer,
+    batch: Batch,
     steps: int,
-) -> _Part:
-    weight, wiring = drafter.fc.weight, drafter.wiring
-    device = weight.device
-    recorded = [states.sequence(index, wiring.taps) for index in batch]
-    width = max(int(c[-1]) for c in chosen) + 1  # T: later slots see only earlier ones
-    taps = _stack([r.taps(wiring.taps)[:width].to(device, weight.dtype) for r in recorded])
-    tokens = _stack([r.tokens for r in recorded]).to(device)  # [B, n]
-    mask = _stack([r.mask for r in recorded]).to(device)
-    ends = torch.tensor([len(r.tokens) for r in recorded], device=device)[:, None]
-    slots = _stack(list(chosen)).to(device)  # [B, C], padded with slot 0
-    real = _stack([torch.ones_like(c, dtype=torch.bool) for c in chosen]).to(device)
+    fused: torch.Tensor | None = None,
+) -> Part:
+    """Replay one batch; ``fused`` is fc's output [B, T, H] where it is known already."""
+    wiring, slots, ends, real = drafter.wiring, batch.slots, batch.ends, batch.real
+    if fused is None:
+        fused = drafter.fuse(batch.taps(wiring, drafter.fc.weight.dtype))
 
     def at(values: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         return values.gather(1, index.clamp(min=0).minimum(ends - 1))
 
     columns = []
     valid = real
-    for step, o in enumerate(unroll(drafter, taps, tokens, steps, slots, ends), 1):
-        read, label = slots + wiring.token_shift + step - 1, slots + 1 + step
+    outputs = unroll_fused(drafter, fused, batch.tokens, steps, slots, ends)
+    for step, o in enumerate(outputs, 1):
+        read, label = (
+            slots + wiring.token_shift + (step - 1) * wiring.token_advance,
+            slots + 1 + step,
+        )
         known = (read >= 0) & (read < ends) & (label < ends)
-        valid = valid & known & at(mask, label)
-        columns.append((valid[real], *scorer(o, at(tokens, label), valid, real)))
+        valid = valid & known & at(batch.mask, label)
+        columns.append((valid[real], *scorer(o, at(batch.tokens, label), valid, real)))
     valid, inside, correct, likelihood = (torch.stack(c).cpu() for c in zip(*columns, strict=True))
-    rows = torch.tensor(batch)[:, None].expand(slots.shape)
-    started = at(mask, slots + 1)
-    return _Part(
+    rows = torch.tensor(batch.index)[:, None].expand(slots.shape)
+    started = at(batch.mask, slots + 1)
+    return Part(
         rows[real.cpu()], slots[real].cpu(), started[real].cpu(), valid, inside, correct, likelihood
     )
 
@@ -232,7 +286,7 @@ def _stack(rows: list[torch.Tensor]) -> torch.Tensor:
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
 
-class _Scorer:
+class Scorer:
     """The head and the draft vocabulary, over only the positions that count."""
 
     def __init__(self, drafter: Drafter) -> None:
