@@ -552,10 +552,10 @@ ROPES = st.builds(
 
 
 def mostly(usual, *others):
-    return st.sampled_from([usual] * (15 * len(others)) + list(others))
+    return st.sampled_from([usual] * (3 * len(others)) + list(others))
 
 
-WIRINGS = st.builds(
+ANY = st.builds(
     Wiring,
     taps=ORDERS,
     state_shift=mostly(0, 1),
@@ -580,6 +580,17 @@ WIRINGS = st.builds(
     head=mostly("own", "target", "tied"),
     initial=mostly(frozenset(), frozenset({"norm.weight"})),
 )
+CHANGED = st.sets(st.sampled_from(sorted(Wiring.__dataclass_fields__)), max_size=3)
+WIRINGS = st.one_of(
+    ANY,
+    *[
+        st.builds(lambda other, names: replace(
+            PLAIN, **{name: getattr(other, name) for name in names}
+        ), ANY, CHANGED)
+    ] * 4,
+)  # fmt: skip
+"""The paper's wiring with up to three wires of another, four times in five; else any at all."""
+
 NAMED = [f"wire {name}" for name in Wiring.__dataclass_fields__] + ["no place for"]
 
 
