@@ -1,7 +1,8 @@
 """Drafter folders with the true tensor shapes of public drafters, in sparse files: no disk space.
 
-Configs and shapes are written down from public configs and cards (SpecForge c02a09a6 and 3f9b5fca,
-AngelSlim 1c786f25, TorchSpec's and NVIDIA's cards); weights are holes. d2t and t2d are real tables.
+Configs and shapes are written down from public configs and cards (SpecForge's at c02a09a6,
+3f9b5fca, 169f9077, 0b56ef50, 078d71c2, 581664ac and a6a07bc4, AngelSlim's at 1c786f25; TorchSpec's
+and NVIDIA's after their cards); weights are holes. d2t and t2d are real tables.
 Run it as a script to write all of them into a folder.
 """
 
@@ -277,6 +278,72 @@ def angelslim_qwen3():
     return QWEN3_8B, config, drafter(config)
 
 
+MROPE = {"mrope_interleaved": True, "mrope_section": [24, 20, 20]}
+
+
+def specforge_qwen3_vl():
+    config = llama(4096, 12288, 32, 8, 151936, head_dim=128, draft_vocab_size=32000)
+    config |= {
+        "target_model_type": "qwen3_vl", "max_position_embeddings": 262144,
+        "rope_theta": 5000000, "rope_scaling": MROPE | {"rope_type": "mrope"},
+    }  # fmt: skip
+    text = target_config(
+        "qwen3_vl_text", 36, 4096, 151936, max_position_embeddings=262144, rope_theta=5000000,
+        rope_scaling=MROPE | {"rope_type": "default"},
+    )  # fmt: skip
+    return {"model_type": "qwen3_vl", "text_config": text}, config, drafter(config)
+
+
+def specforge_gemma3():
+    config = llama(5376, 21504, 32, 16, 262208, head_dim=128, draft_vocab_size=262208)
+    config |= {
+        "target_model_type": "gemma3_text", "max_position_embeddings": 4096,
+        "rope_theta": 1000000, "rope_scaling": None, "reuse_target_lm_head": True,
+    } | nested([1, 29, 61])  # fmt: skip
+    rope = {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}
+    text = target_config("gemma3_text", 62, 5376, 262208, rope_parameters=rope)
+    return {"model_type": "gemma3", "text_config": text}, config, drafter(config)
+
+
+def specforge_phi4():
+    config = llama(3072, 8192, 24, 8, 200064, draft_vocab_size=32000, tie_word_embeddings=True)
+    config |= {"model_type": "phi3", "max_position_embeddings": 131072, "rope_theta": 10000.0}
+    target = target_config(
+        "phi3", 32, 3072, 200064, max_position_embeddings=131072, rope_theta=10000.0,
+        partial_rotary_factor=0.75,
+        rope_scaling={"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [1.1] * 48},
+    )  # fmt: skip
+    return target, config, drafter(config)
+
+
+def specforge_eagle31():
+    config = llama(2048, 12288, 32, 4, 151936, head_dim=128, draft_vocab_size=32000)
+    config |= {
+        "max_position_embeddings": 2048, "rope_theta": 1000000.0, "fc_norm": True,
+        "norm_output": True,
+    }  # fmt: skip
+    tensors = drafter(config) | {f"fc_norm.{i}.weight": ("BF16", (2048,)) for i in range(3)}
+    return target_config("qwen3_moe", 48, 2048, 151936, rope_theta=1e6), config, tensors
+
+
+def peagle_qwen3():
+    """Four layers; the later ones read the hidden state alone, and have no hidden_norm."""
+    config = llama(4096, 12288, 32, 8, 151936, head_dim=128, draft_vocab_size=151936)
+    config |= {
+        "architectures": ["PEagleDraftModel"], "num_hidden_layers": 4, "rope_theta": 1000000,
+        "max_position_embeddings": 40960,
+    }  # fmt: skip
+    tensors = drafter(config, stem="layers.0", embedding=True)
+    tensors["mask_hidden"] = ("BF16", (1, 1, 3 * 4096))
+    for layer in (1, 2, 3):
+        for name, (dtype, shape) in drafter(config, stem=f"layers.{layer}").items():
+            if not name.startswith("layers.") or "hidden_norm" in name:
+                continue
+            reads = name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))
+            tensors[name] = (dtype, (shape[0], 4096) if reads else shape)
+    return QWEN3_8B, config, tensors
+
+
 # name: builder, what inspect must say of it, finding ids
 KNOWN = {
     "eagle-llama-8b": (eagle_llama, {"trainer": "eagle", "slots": 3, "layers": 1}, []),
@@ -300,6 +367,11 @@ KNOWN = {
     ),
     "story": (story, {"trainer": "specforge", "target_hidden_size": 7168, "slots": 3}, ["W107"]),
     "story-at-top": (story_at_top, {"trainer": "specforge"}, []),
+    "specforge-qwen3-vl-8b": (specforge_qwen3_vl, {"trainer": "specforge"}, []),
+    "specforge-gemma3-27b": (specforge_gemma3, {"vocabulary_map": "identity"}, []),
+    "specforge-phi4-mini": (specforge_phi4, {"trainer": "specforge"}, ["W308"]),
+    "specforge-eagle31-qwen3-30b": (specforge_eagle31, {"slots": 3, "kv_heads": 4}, []),
+    "peagle-qwen3-8b": (peagle_qwen3, {"family": "p-eagle", "layers": 4}, []),
     "angelslim-qwen3-8b": (angelslim_qwen3, {"trainer": "angelslim"}, ["W405"]),
 }
 

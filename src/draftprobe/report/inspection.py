@@ -39,7 +39,10 @@ def render(found: Inspection) -> Iterator[str]:
 
 def _headline(found: Inspection) -> tuple[str, str]:
     if not found.findings:
-        return "CLEAN", f"nothing wrong in the files of this {_kind(found.facts)}"
+        left = len(found.not_evaluated)
+        return "CLEAN", (
+            f"nothing wrong in the files of this {_kind(found.facts)}; {left} checks not run"
+        )
     ids = list(dict.fromkeys(finding.id for finding in found.findings))
     first, more = found.findings[0].title, len(ids) - 1
     told = f"; also {', '.join(ids[1:])}" if more else ""

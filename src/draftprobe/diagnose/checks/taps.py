@@ -40,8 +40,8 @@ def check(subject: Subject) -> Iterator[Finding]:
         elif ids != sorted(ids):
             yield finding(
                 "W108",
-                f"{place} is {ids}: SGLang, vLLM and TensorRT-LLM capture in the order of the "
-                "layers whatever the list's order; OpenVINO and llama.cpp keep the list's order",
+                f"{place} is {ids}: SGLang, vLLM, TensorRT-LLM and OpenVINO GenAI capture in the order "
+                "of the layers whatever the list's order; llama.cpp keeps the order of its array",
             )
         yield from _out_of_range(subject, place, ids)
     yield from _ambiguous(subject, found)

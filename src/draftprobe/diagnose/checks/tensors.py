@@ -48,7 +48,10 @@ def _some(names: list[str], most: int = 6) -> str:
 
 def _missing(subject: Subject) -> Iterator[str]:
     sources = subject.layout.sources
-    yield from (name for name in _NEEDED if name not in sources)
+    other = any(".mlp." in name for name in subject.layout.unknown)  # such as a mixture of experts
+    for name in _NEEDED:
+        if name not in sources and not (other and ".mlp." in name):
+            yield name
     for part in _ATTENTION[subject.layout.attention]:
         name = f"layers.0.self_attn.{part}.weight"
         if name not in sources:
