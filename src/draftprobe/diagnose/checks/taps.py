@@ -40,8 +40,8 @@ def check(subject: Subject) -> Iterator[Finding]:
         elif ids != sorted(ids):
             yield finding(
                 "W108",
-                f"{place} is {ids}: SGLang, vLLM, TensorRT-LLM and OpenVINO GenAI capture in the order "
-                "of the layers whatever the list's order; llama.cpp keeps the order of its array",
+                f"{place} is {ids}: SGLang, vLLM, TensorRT-LLM and OpenVINO GenAI capture in the "
+                "order of the layers, llama.cpp keeps the order of its array",
             )
         yield from _out_of_range(subject, place, ids)
     yield from _ambiguous(subject, found)
