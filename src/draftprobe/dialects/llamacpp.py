@@ -4,6 +4,8 @@ The converter writes the GGUF key ``eagle3.extract_layers`` as 2, L // 2, L - 3 
 whatever the drafter's config says. Id k feeds the input of layer k, h[k], in the order of the
 array; exactly three. Read at commit 0274f0fc; that target graphs expose a layer's *input* was
 taken from the names of the hooks and from the default, and nothing was executed.
+A later version of ``common/speculative.cpp`` also takes L, for the state before the final norm, and
+one of ``eagle3.cpp`` takes any number of entries; which builds have them is not known.
 """
 
 from __future__ import annotations
