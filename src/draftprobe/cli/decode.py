@@ -21,6 +21,10 @@ def decode(
     taps: Annotated[
         str | None, typer.Option(help="Such as 0,3,16; else as the drafter was trained.")
     ] = None,
+    trainer: Annotated[
+        str | None,
+        typer.Option(help="Who trained it, where the folder does not tell; with --taps."),
+    ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Drafts per target pass.")] = 5,
     max_new: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 64,
     repeats: Annotated[int, typer.Option(min=1, help="Of everything; medians are told.")] = 1,
@@ -48,14 +52,18 @@ def decode(
     if dtype not in DTYPES:
         raise InputError(f"--dtype: expected one of {', '.join(DTYPES)}, found {dtype!r}")
     checkpoint = open_checkpoint(draft)
-    wiring = wiring_of(checkpoint, parse_taps(taps)) if taps is not None else read(draft).wiring
+    if taps is None:
+        wiring = read(draft).wiring
+    else:
+        wiring = wiring_of(checkpoint, parse_taps(taps), trainer)
     loaded = load_target(
         target, dtype=DTYPES[dtype], device=device, trust_remote_code=trust_remote_code
     )
     items, _ = read_prompts(prompts, loaded.tokenizer, limit)
     model: Any = loaded.model
     table = model.get_input_embeddings().weight.detach()
-    drafter = load_drafter(checkpoint, wiring, table, dtype=DTYPES[dtype]).to(device)
+    head = model.get_output_embeddings().weight.detach() if wiring.head == "target" else None
+    drafter = load_drafter(checkpoint, wiring, table, head, DTYPES[dtype]).to(device)
     with counted("decode", "answers") as progress:
         compared = compare(
             loaded, [item.tokens for item in items], {"drafter": drafter}, steps, max_new,

@@ -21,6 +21,9 @@ def diagnose(
     engine: Annotated[
         str | None, typer.Option(help="Whose reading of the config: sglang, vllm@0.32.0, ...")
     ] = None,
+    trainer: Annotated[
+        str | None, typer.Option(help="Who trained it, where the folder does not tell.")
+    ] = None,
     claimed_accuracy: Annotated[
         float | None, typer.Option(help="Next-token accuracy that training claims, such as 0.747.")
     ] = None,
@@ -54,7 +57,7 @@ def diagnose(
     from draftprobe.drafter.wiring import parse_taps
     from draftprobe.report.terminal import render
 
-    subject: Subject = open_subject(draft, states, target, device)
+    subject: Subject = open_subject(draft, states, target, device, trainer)
     taps = subject.served(parse_taps(served) if served else None, engine)
     verdict, search, witness = run(
         subject.drafter,

@@ -26,6 +26,10 @@ def replay(
     taps: Annotated[
         str | None, typer.Option(help="Such as 0,3,16; else as the drafter was trained.")
     ] = None,
+    trainer: Annotated[
+        str | None,
+        typer.Option(help="Who trained it, where the folder does not tell; with --taps."),
+    ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Draft steps.")] = 5,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Counted tokens, spread over all sequences.")
@@ -46,10 +50,14 @@ def replay(
 
     check_device(device)
     checkpoint = open_checkpoint(draft)
-    wiring = wiring_of(checkpoint, parse_taps(taps)) if taps is not None else read(draft).wiring
+    if taps is None:
+        wiring = read(draft).wiring
+    else:
+        wiring = wiring_of(checkpoint, parse_taps(taps), trainer)
     recorded = open_states(states)
     recorded.require(wiring.taps)
-    drafter = load_drafter(checkpoint, wiring, _table(wiring, recorded, target)).to(device)
+    tables = _tables(wiring, recorded, target)
+    drafter = load_drafter(checkpoint, wiring, *tables).to(device)
     with counted("replay", "sequences") as progress:
         observations = observe(drafter, recorded, steps, limit, progress)
     summary = summarise(observations, taps_name(wiring.taps))
@@ -61,22 +69,23 @@ def replay(
     print(*_lines(summary), sep="\n")
 
 
-def _table(wiring: Wiring, states: States, target: Path | None) -> Any:
-    """The embedding table that the wiring names; a stand-in where the drafter brings its own."""
-    if wiring.embedding == "own":
-        import torch
+def _tables(wiring: Wiring, states: States, target: Path | None) -> tuple[Any, Any]:
+    """The target's embedding and head, as far as the wiring names them; else a stand-in, None."""
+    import torch
 
-        return torch.empty(0)
-    from draftprobe.states.target import check_belongs, embedding_table
+    from draftprobe.states.target import check_belongs, embedding_table, head_table
 
+    if wiring.embedding == "own" and wiring.head != "target":
+        return torch.empty(0), None
     folder = target or Path(states.provenance.model)
     if not folder.is_dir():
         raise InputError(
-            f"{folder}: expected the target's folder, whose embedding table this drafter reads, "
-            "found none; give --target"
+            f"{folder}: expected the target's folder, whose embedding table or head this drafter "
+            "reads, found none; give --target"
         )
     check_belongs(folder, states)
-    return embedding_table(folder)
+    table = embedding_table(folder) if wiring.embedding == "target" else torch.empty(0)
+    return table, head_table(folder) if wiring.head == "target" else None
 
 
 def _lines(summary: Summary) -> Iterator[str]:

@@ -25,13 +25,14 @@ from draftprobe.diagnose.witness import Witness
 from draftprobe.dialects.engines import config_engines, parse_engine
 from draftprobe.dialects.families import read_family
 from draftprobe.dialects.ids import KEY, NESTED, layer_ids
-from draftprobe.dialects.trainers import wiring_of
+from draftprobe.dialects.trainers import parse
 from draftprobe.drafter.checkpoint import Checkpoint, open_checkpoint
+from draftprobe.drafter.layout import layout_of
 from draftprobe.drafter.model import Drafter, load_drafter
 from draftprobe.drafter.wiring import Tap, check_taps, taps_name
 from draftprobe.errors import InputError
 from draftprobe.states.record import States, open_states
-from draftprobe.states.target import check_belongs, embedding_table
+from draftprobe.states.target import check_belongs, embedding_table, head_table
 
 
 @dataclass(frozen=True)
@@ -154,17 +155,21 @@ def _tied(taps: Sequence[Tap], tied: Sequence[Sequence[Tap]]) -> bool:
     return len(taps) == len(tied) and all(a in slot for a, slot in zip(taps, tied, strict=True))
 
 
-def open_subject(draft: Path, states: Path, target: Path | None, device: str) -> Subject:
+def open_subject(
+    draft: Path, states: Path, target: Path | None, device: str, trainer: str | None = None
+) -> Subject:
     """Open a drafter's folder and states, and what of the target is needed.
 
-    ``target`` defaults to the folder that the states were captured from.
+    ``target`` defaults to the folder that the states were captured from; ``trainer`` is who trained
+    the drafter, where its folder does not tell.
 
     Raises:
         InputError: they are missing or do not fit together.
     """
     checkpoint, recorded = open_checkpoint(draft), open_states(states)
     hidden = recorded.provenance.hidden_size
-    width = checkpoint.info("fc.weight").shape[-1]
+    layout = layout_of(checkpoint)
+    width = layout.shape(checkpoint, "fc.weight")[-1]
     if width % hidden:
         raise InputError(
             f"{draft}: fc reads {width} channels, no multiple of the states' hidden size {hidden}; "
@@ -175,14 +180,15 @@ def open_subject(draft: Path, states: Path, target: Path | None, device: str) ->
     if here:
         check_belongs(folder, recorded)
     family = read_family(folder) if here else recorded.provenance.model_type
-    wiring = wiring_of(checkpoint, (0,) * (width // hidden))
-    if wiring.embedding == "target" and not here:
+    wiring = parse(checkpoint, layout, (0,) * (width // hidden), trainer)
+    if "target" in (wiring.embedding, wiring.head) and not here:
         raise InputError(
-            f"{folder}: expected the target's folder, whose embedding table this drafter reads, "
-            "found none; give --target"
+            f"{folder}: expected the target's folder, whose embedding table or head this drafter "
+            "reads, found none; give --target"
         )
     table = embedding_table(folder) if wiring.embedding == "target" else torch.empty(0)
-    drafter = load_drafter(checkpoint, wiring, table).to(device)
+    head = head_table(folder) if wiring.head == "target" else None
+    drafter = load_drafter(checkpoint, wiring, table, head).to(device)
     return Subject(checkpoint, drafter, recorded, family)
 
 
