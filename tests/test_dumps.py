@@ -233,11 +233,16 @@ def test_plain_entries_named_in_their_order(tmp_path):
         open_dump(tmp_path / "x.pt", Options(tokens_key="ids"))
 
 
-def test_our_own_states_are_a_dump_too(reference):
+def test_our_own_states_are_a_dump_too(reference, tmp_path):
     dump = open_dump(reference.path)
     assert dump.format == "draftprobe"
     assert [slot.boundary for slot in dump.slots] == [0, 1, 2, 3, 4, "N"]
     assert dump.lengths == reference.lengths
+    bare = tmp_path / "named-otherwise"
+    bare.write_bytes(reference.path.read_bytes())
+    assert open_dump(bare).format == "draftprobe"
+    with pytest.raises(InputError, match="is a states file already"):
+        write_states(dump, tmp_path / "x", facts_of(TARGET), "marked", None)
 
 
 # Which boundary is which

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from draftprobe.drafter.checkpoint import read_header
 from draftprobe.errors import InputError
 from draftprobe.states.dumps import own, record
-from draftprobe.states.dumps.container import METADATA, Entries, entries
+from draftprobe.states.dumps.container import Entries, entries
 from draftprobe.states.dumps.folder import families
 from draftprobe.states.dumps.format import Format, Options, Place
 from draftprobe.states.dumps.modelopt import MODELOPT
@@ -58,9 +59,11 @@ def open_dump(
 
 
 def _is_own(path: Path) -> bool:
-    return path.name.endswith(".safetensors") and any(
-        "draftprobe" in one.get(METADATA, {}) for one in entries(path)
-    )
+    """Whatever the file is called: its header says so."""
+    try:
+        return own.HEADER in read_header(path)[1]
+    except InputError:
+        return False
 
 
 def _recognised(files: Sequence[Path], options: Options) -> Format | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import json
 import tempfile
+import warnings
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -78,7 +79,9 @@ def _pickle(path: Path, named: Path) -> Entries:
     size = path.stat().st_size
     _stored(path, named, size)
     try:
-        data = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of odd pickle protocols: what is read is checked
+            data = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # a malformed pickle raises nearly any kind; each is bad input
         first = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise InputError(

@@ -18,6 +18,7 @@ from draftprobe.dialects.families import text_part
 from draftprobe.drafter.checkpoint import read_json
 from draftprobe.drafter.wiring import Tap, tap_name
 from draftprobe.errors import InputError
+from draftprobe.states.dumps import own
 from draftprobe.states.dumps.record import Dump, Sequence
 from draftprobe.states.record import SOURCES, Provenance, States, merge_parts
 
@@ -171,6 +172,8 @@ def _check(dump: Dump, out: Path, facts: Facts, source: str | None) -> None:
         )
     if source is not None and source not in SOURCES:
         raise InputError(f"--source: expected one of {', '.join(SOURCES)}, found {source!r}")
+    if dump.format == own.NAME:
+        raise InputError(f"{dump.path}: is a states file already; there is nothing to write")
     _check_free(out)
     if not out.parent.is_dir():
         raise InputError(f"{out.parent}: expected a folder to write to, found none; create it")
