@@ -7,9 +7,12 @@ import json
 from typing import Literal
 
 import pytest
+import tiny
 import torch
+from safetensors.torch import load_file, save_file
 from synthetic import write_safetensors
 
+from draftprobe.cli import main
 from draftprobe.dialects.ids import KEY
 from draftprobe.dialects.rope_keys import read_rope
 from draftprobe.dialects.trainers import claims, doubts, parse, recognise
@@ -470,3 +473,38 @@ def test_no_tensor_is_read(tmp_path, monkeypatch):
     read(checkpoint)
     claims(checkpoint, 61)
     doubts(checkpoint, layout_of(checkpoint))
+
+
+def test_replay_asks_whose_folder_it_is(tmp_path, monkeypatch, capsys):
+    """Step 2 hangs on what norm_output meant: neither meaning is taken before it is given."""
+    made = tiny.drafter(embedding="own")
+    tiny.planted_states(tmp_path / "states.safetensors", made)
+    draft = tiny.save_drafter(tmp_path / "draft", made)
+    config = json.loads((draft / "config.json").read_text()) | {
+        "architectures": ["LlamaForCausalLMEagle3"], "norm_output": True,
+    }  # fmt: skip
+    (draft / "config.json").write_text(json.dumps(config))
+    tensors = load_file(draft / "model.safetensors")
+    tensors["t2d"] = torch.ones(tiny.SHAPE.vocabulary, dtype=torch.bool)
+    save_file({n: t for n, t in tensors.items() if n != "embed_tokens.weight"},
+              draft / "model.safetensors")  # fmt: skip
+    words = ["draftprobe", "replay", str(draft), "--states", str(tmp_path / "states.safetensors"),
+             "--taps", "0,2,N", "--steps", "3", "--json", "--target",
+             str(tiny.save_target(tmp_path / "target", made.embedding))]  # fmt: skip
+
+    def run(*more):
+        monkeypatch.setattr("sys.argv", [*words, *more])
+        try:
+            main()
+        except SystemExit as end:
+            return end.code or 0
+        return 0
+
+    assert run() == 2
+    assert "specforge@since-879" in capsys.readouterr().err
+    told = {}
+    for version in ("before-879", "since-879"):
+        assert run("--trainer", f"specforge@{version}") == 0
+        told[version] = json.loads(capsys.readouterr().out)["steps"]
+    assert told["before-879"][0] == told["since-879"][0]
+    assert told["before-879"][1] != told["since-879"][1]
