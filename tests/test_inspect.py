@@ -242,6 +242,13 @@ def test_wanted_taps_that_arrive_are_no_finding():
     assert "nothing to change" in found.mend[0].note
 
 
+def test_what_an_engine_serves_stands_beside_what_was_meant():
+    asked = Asked(FOLDER / "W203", TARGET, engines=("sglang",), trainer="speculators")
+    [finding] = inspect(asked).findings
+    assert (finding.wire, finding.served, finding.wanted) == ("residual", "raw", "normed")
+    assert "sglang srt/models/llama_eagle3.py" in finding.evidence
+
+
 def test_a_malformed_table_is_bad_input(tmp_path):
     tensors = weights()
     tensors["d2t"] = tensors["d2t"].reshape(4, 5)

@@ -6,6 +6,7 @@ Knows what is harmless (what the trainer meant anyway), no engine's rule.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from draftprobe.diagnose.checks.catalogue import finding
@@ -25,10 +26,14 @@ if TYPE_CHECKING:
 _BY_KEY = {
     "norm_before_residual": "W203", "norm_output": "W204", "tie_word_embeddings": "W308",
 }  # fmt: skip
+"""Config key -> finding, whatever was done to it."""
+
 _BY_DEED = {
     "ignores tensor": "W311", "leaves at initial value": "W312", "refuses": "S104",
     "ignores key": "S105", "defaults": "S105",
 }  # fmt: skip
+"""What was done -> finding, for all other keys and for tensors."""
+
 CANNOT = "cannot be expressed here"
 """How a mend's note begins where an engine has no way to feed the wanted taps."""
 
@@ -107,7 +112,7 @@ def _place(reading: Reading, found: dict[str, list[int]]) -> str:
 def of_effects(
     subject: Subject, effects: Iterable[Effect], alike: dict[str, Alike | str] | None = None
 ) -> Iterator[Finding]:
-    """S104, S105, W203, W204, W206, W308, W309, W311, W312, W404, by what was done to what.
+    """S104, S105, W203, W204, W206, W309, W311, W312, by what was done to what.
 
     One finding for each engine and id; what the trainer meant anyway is none.
     """
@@ -117,7 +122,19 @@ def of_effects(
         if identifier is not None:
             gathered.setdefault((name(effect), identifier), []).append(effect)
     for (who, identifier), group in gathered.items():
-        yield finding(identifier, f"{who}: {_told(group)}")
+        yield replace(finding(identifier, f"{who}: {_told(group)}"), **_wired(subject, group[0]))
+
+
+def _wired(subject: Subject, effect: Effect) -> dict[str, str | None]:
+    """Wire, served and wanted of a finding, where the effect decides a wire."""
+    if effect.wire is None:
+        return {}
+    meant = None if subject.trained is None else getattr(subject.trained, effect.wire, None)
+    return {
+        "wire": effect.wire,
+        "served": None if effect.value is None else str(effect.value),
+        "wanted": None if meant is None else str(meant),
+    }
 
 
 def _told(group: Sequence[Effect]) -> str:
@@ -134,7 +151,7 @@ def _identifier(subject: Subject, effect: Effect, alike: dict[str, Alike | str])
         return "W309" if _differs(effect.subject, alike) else None
     if effect.did == "ignores tensor" and effect.subject.endswith(_UNUSED_WHEN_SERVED):
         return None
-    if key == KEY or key == "d2t":  # a reading tells it with its taps; W301 tells of no table
+    if key in (KEY, "d2t"):  # a reading tells it with its taps; W301 tells of no table
         return None
     if _as_trained(subject, effect):
         return None
