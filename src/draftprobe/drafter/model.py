@@ -15,7 +15,6 @@ Further layers are usual ones on o_t: they read input_layernorm(o_t), H wide, an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -82,13 +81,13 @@ class Layer(nn.Module):
 
         With ``asked`` [B, C] only these slots are computed, all slots being attended to.
         """
-        attention = self.self_attn
-        turned = partial(turn, positions=positions)
-        k, v = attention.keys_values([source(u) for source in attention.sources], turned)
+        attention, keys = self.self_attn, [source(u) for source in self.self_attn.sources]
+        k, v = attention.keys_values(keys, lambda x: turn(x, positions))
+        at = positions
         if asked is not None:
-            u, residual = pick(u, asked), pick(residual, asked)
-            turned = partial(turn, positions=pick(positions, asked))
-        mixed = attend(self.number, attention.queries(u, turned), k, v)  # [B, heads, T, e]
+            u, residual, at = (pick(x, asked) for x in (u, residual, positions))
+        q = attention.queries(u, lambda x: turn(x, at))
+        mixed = attend(self.number, q, k, v)  # [B, heads, T, e]
         a = residual + attention.o_proj(mixed.transpose(-2, -3).flatten(-2))
         return a + self.mlp(self.post_attention_layernorm(a))
 
@@ -109,11 +108,10 @@ class Drafter(nn.Module):
                 f"embedding table: expected shape ({shape.vocabulary}, {shape.hidden}), found "
                 f"{tuple(embedding.shape)}; is it this drafter's target?"
             )
-        self.shape, self.wiring = shape, wiring
+        self.shape = shape
+        self.wire(wiring)
         self.embedding = embedding
         self.target_norm: torch.Tensor | None = None
-        self._frequencies = inverse_frequencies(wiring.rope, shape.rotary)  # stays float32
-        self._amplitude = amplitude(wiring.rope)
         width = shape.taps * shape.target_hidden
         self.fc = linear(shape, "fc", width, shape.hidden)
         if wiring.pre_fc_norm == "whole":
@@ -127,6 +125,12 @@ class Drafter(nn.Module):
         self.norm = RMSNorm(shape.hidden, shape.epsilon)
         self.lm_head = nn.Linear(shape.hidden, shape.draft_vocabulary, bias=False)
         self.register_buffer("d2t", torch.zeros(shape.draft_vocabulary, dtype=torch.long))
+
+    def wire(self, wiring: Wiring) -> None:
+        """Take another wiring; the modules that it needs are the caller's to put in place."""
+        self.wiring = wiring
+        self._frequencies = inverse_frequencies(wiring.rope, self.shape.rotary)  # stays float32
+        self._amplitude = amplitude(wiring.rope)
 
     @property
     def decoder(self) -> tuple[Layer, ...]:

@@ -1,0 +1,228 @@
+"""A bench on which any wiring is replayed on one sample of chains, and what was replayed is kept.
+
+Sequences stand in blocks: few are replayed for a wiring that is soon out of the race. Knows
+replays, and how two of them compare; draws no conclusion.
+
+    s = log((1 - E) p + E / V)   of the text's token, p = 0 where the draft vocabulary lacks it
+
+What the text's token is worth is bounded so on both sides: wirings with different vocabularies
+compare on all tokens, and no single token decides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import log
+
+import numpy as np
+import torch
+
+from draftprobe.drafter.model import Drafter
+from draftprobe.drafter.parts import Parts, rewire
+from draftprobe.drafter.wiring import Wiring
+from draftprobe.errors import InputError
+from draftprobe.measure.acceptance import expected_difference
+from draftprobe.measure.interval import Estimate, ratio
+from draftprobe.measure.replay import (
+    Observations,
+    Part,
+    Scorer,
+    batch_of,
+    check_fit,
+    replay_batch,
+)
+from draftprobe.measure.summary import Summary, summarise
+from draftprobe.states.record import States
+
+EPSILON = 0.01
+BLOCK = 16
+"""Sequences per block; the first look at any wiring."""
+_SAME = 1e-3  # nats on every token: two wirings that differ by rounding
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """How much text a bench takes: ``chains`` of each of at most ``sequences``, by ``seed``."""
+
+    sequences: int = 64
+    chains: int = 8
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Duel:
+    """The second wiring less the first, per chain, on the same tokens of all steps.
+
+    Attributes:
+        gain: nats per chain with interval; t: its value in standard errors.
+        same: they differ by no more than rounding on any token.
+        spread: variance of the gain between chains.
+    """
+
+    gain: Estimate
+    t: float
+    same: bool
+    spread: float
+
+
+class Bench:
+    """Wirings replayed on one sample; see the module's head.
+
+    Attributes:
+        steps: draft steps per chain; looks: numbers of blocks at which wirings are compared.
+        replays: blocks replayed so far, of however many wirings.
+    """
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        parts: Parts,
+        states: States,
+        steps: int,
+        sample: Sample = Sample(),
+    ) -> None:
+        """Choose the chains.
+
+        Raises:
+            InputError: the states do not fit, or no chain of ``steps`` counted tokens is in them.
+        """
+        check_fit(drafter, states)
+        self.drafter, self.parts, self.states, self.steps = drafter, parts, states, steps
+        chosen = _chains(states, steps, sample)
+        if not chosen:
+            raise InputError(
+                f"{states.path}: expected runs of at least {steps} counted tokens, found none; "
+                "record longer answers or give fewer --steps"
+            )
+        order = list(chosen)
+        device = drafter.fc.weight.device
+        self._blocks = [
+            batch_of(states, part, [chosen[i] for i in part], device)
+            for part in (order[i : i + BLOCK] for i in range(0, len(order), BLOCK))
+        ]
+        self.looks = _looks(len(self._blocks))
+        self.replays = 0
+        self._parts: dict[tuple[Wiring, int], Part] = {}
+        self._fused: dict[tuple, torch.Tensor] = {}
+
+    @property
+    def sequences(self) -> int:
+        """Sequences in all."""
+        return sum(len(block.index) for block in self._blocks)
+
+    def allows(self, wiring: Wiring) -> bool:
+        """Whether everything that the wiring asks for is at hand."""
+        try:
+            check_fit(rewire(self.drafter, wiring, self.parts), self.states)
+        except InputError:
+            return False
+        return True
+
+    def observed(self, wiring: Wiring, look: int | None = None) -> Observations:
+        """The wiring replayed on the first ``look`` blocks (all by default).
+
+        Raises:
+            InputError: something is not at hand, or scores that are NaN or infinite.
+        """
+        numbers = range(len(self._blocks) if look is None else look)
+        missing = [n for n in numbers if (wiring, n) not in self._parts]
+        if missing:
+            drafter = rewire(self.drafter, wiring, self.parts)
+            scorer = Scorer(drafter)
+            for number in missing:
+                self._parts[wiring, number] = self._replay(drafter, scorer, number)
+                self.replays += 1
+        parts = [self._parts[wiring, n] for n in numbers]
+        joined = {
+            name: torch.cat([getattr(part, name) for part in parts], dim=-1)
+            for name in Part.__slots__
+        }
+        return Observations(**joined, whole=False, source=self.states.provenance.source)
+
+    @torch.inference_mode()
+    def _replay(self, drafter: Drafter, scorer: Scorer, number: int) -> Part:
+        block, wiring = self._blocks[number], drafter.wiring
+        norms = frozenset(n for n in wiring.initial if n.startswith(("input_norm", "fc_norm")))
+        key = (wiring.taps, wiring.state_shift, wiring.tap_norm, wiring.pre_fc_norm, norms, number)
+        if key not in self._fused:
+            self._fused[key] = drafter.fuse(block.taps(wiring, drafter.fc.weight.dtype))
+        return replay_batch(drafter, scorer, block, self.steps, self._fused[key])
+
+    def score(self, wiring: Wiring, look: int | None = None) -> float:
+        """Nats per chain."""
+        o = self.observed(wiring, look)
+        return float(_worth(o, self._vocabulary).sum() / o.valid[0].sum().clamp(min=1))
+
+    def duel(self, first: Wiring, second: Wiring, look: int | None = None) -> Duel:
+        """``second`` less ``first``; positive where the second is likelier."""
+        a, b = self.observed(first, look), self.observed(second, look)
+        both = a.valid & b.valid  # [k, n]
+        size = self._vocabulary
+        differences = ((_worth(b, size) - _worth(a, size)) * both).sum(0)  # [n]
+        gain = ratio(a.sums(differences), a.sums(both[0]))
+        spread = float(differences.var()) if len(differences) > 1 else 0.0
+        same = bool((differences.abs() < _SAME).all())
+        return Duel(gain, _t(gain), same, spread)
+
+    def acceptance(self, first: Wiring, second: Wiring) -> Estimate:
+        """Expected acceptance length of ``second`` less that of ``first``, paired, on each block."""
+        a, b = self.observed(first), self.observed(second)
+        both = a.valid & b.valid
+        return expected_difference(_valid(a, both), _valid(b, both))
+
+    def summary(self, wiring: Wiring, label: str) -> Summary:
+        """The wiring's rates on every block."""
+        return summarise(self.observed(wiring), label)
+
+    @property
+    def _vocabulary(self) -> int:
+        return self.drafter.shape.vocabulary
+
+
+def _valid(o: Observations, both: torch.Tensor) -> Observations:
+    return replace(o, valid=both, correct=o.correct & both, inside=o.inside & both)
+
+
+def _worth(o: Observations, vocabulary: int) -> torch.Tensor:
+    """S of each token, float64 [k, n]; 0 where it is not valid."""
+    likely = o.log_likelihood.double().masked_fill(~o.inside, -torch.inf)
+    floor = torch.tensor(log(EPSILON / vocabulary), dtype=torch.float64)
+    return torch.logaddexp(likely + log(1 - EPSILON), floor).masked_fill(~o.valid, 0.0)
+
+
+def _t(gain: Estimate) -> float:
+    """Value over standard error; from the interval, whose half width is t(clusters - 1) of them."""
+    if gain.value is None or gain.high is None or gain.clusters < 2:
+        return 0.0
+    from scipy.special import stdtrit
+
+    error = (gain.high - gain.value) / float(stdtrit(gain.clusters - 1, 0.975))
+    if error > 0:
+        return gain.value / error
+    return float(np.sign(gain.value) * np.inf) if gain.value else 0.0
+
+
+def _looks(blocks: int) -> tuple[int, ...]:
+    looks = [1]
+    while looks[-1] * 2 < blocks:
+        looks.append(2 * looks[-1])
+    return tuple(dict.fromkeys((*looks, blocks)))
+
+
+def _chains(states: States, steps: int, sample: Sample) -> dict[int, torch.Tensor]:
+    """Slots of each chosen sequence at which a whole chain of counted tokens starts."""
+    random = torch.Generator().manual_seed(sample.seed)
+    masks = states.mask.split(list(states.lengths))
+    chosen: dict[int, torch.Tensor] = {}
+    for index in torch.randperm(len(masks), generator=random).tolist():
+        mask = masks[index]
+        windows = mask[2:].unfold(0, steps, 1) if len(mask) >= steps + 2 else mask[:0, None]
+        starts = windows.all(-1).nonzero().flatten()
+        if len(starts):
+            count = min(sample.chains, len(starts))
+            offset = torch.rand(count, generator=random)
+            places = ((torch.arange(count) + offset) * len(starts) / count).long()
+            chosen[index] = starts[places.clamp(max=len(starts) - 1)]
+        if len(chosen) == sample.sequences:
+            break
+    return chosen
