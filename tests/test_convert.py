@@ -630,6 +630,52 @@ def test_property_any_wiring_is_kept_or_refused_by_name(tmp_path_factory, wiring
     shutil.rmtree(place)
 
 
+KEYS = [
+    "architectures", "hidden_size", "target_hidden_size", "intermediate_size", "vocab_size",
+    "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps",
+    "hidden_act", "draft_vocab_size", "rope_theta", "rope_scaling", "rope_parameters",
+    "partial_rotary_factor", "attention_bias", "torch_dtype", "tie_word_embeddings",
+    "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", KEY, "eagle_config",
+    "draftprobe_convert", "speculators_model_type", "speculators_config", "model_type",
+    "transformer_layer_config", "layer_types", "max_position_embeddings", "_torchspec_version",
+]  # fmt: skip
+SCALARS = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.just(10**400), st.floats(), st.text(max_size=4),
+    st.sampled_from([0, 1, 2, 3, 32, 96, 40, "llama", "linear", "silu", "greedy"]),
+)  # fmt: skip
+INNER = st.sampled_from([
+    *KEYS, "verifier", "rope_type", "type", "factor", "to", "norm_output", "name_or_path",
+    "use_aux_hidden_state", "next_layer_regular", "use_last_layernorm", "proposal_methods",
+])  # fmt: skip
+VALUES = st.one_of(
+    SCALARS,
+    st.lists(SCALARS, max_size=4),
+    st.dictionaries(INNER, st.one_of(SCALARS, st.lists(SCALARS, max_size=3)), max_size=4),
+)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=SLOW)
+@given(
+    strange=st.dictionaries(st.sampled_from(KEYS), VALUES, min_size=1, max_size=3),
+    to=st.sampled_from(list(FORMATS)),
+)
+def test_property_fuzz_odd_configs_are_input_errors(tmp_path_factory, strange, to):
+    """Whatever stands in a config: a folder is written whole, or the error is one of input."""
+    place = tmp_path_factory.mktemp("f")
+    draft, out = source(place / "draft"), place / "out"
+    config = json.loads((draft / "config.json").read_text()) | strange
+    (draft / "config.json").write_text(json.dumps(config))
+    aim = Wish(taps=TAPS, target=target(place / "target.json"))
+    try:
+        convert(draft, to, out, aim)
+    except InputError:
+        assert not out.exists()
+    else:
+        assert read_back(out).taps == TAPS
+    assert not [path for path in place.iterdir() if path.name.startswith(".")]
+    shutil.rmtree(place)
+
+
 def test_the_tiny_drafter_is_what_these_tests_think(tmp_path: Path):
     """The folder of no stack in particular loads, so that refusals are not its own faults."""
     draft = source(tmp_path / "draft", replace(PLAIN, embedding="own"))
