@@ -127,7 +127,9 @@ def contradictions(checkpoint: Checkpoint, layout: Layout) -> list[str]:
         if config.get(key) is not None and (type(config[key]), config[key]) != (int, found)
     ]
     fc, width = _sizes(checkpoint, layout, "fc.weight"), config.get("target_hidden_size")
-    if fc and type(width) is int and (width <= 0 or fc[1] % width):
+    if width is not None and (type(width) is not int or width <= 0):
+        wrong.append(f"{where}: target_hidden_size is {str(width)[:60]}, not a positive integer")
+    elif fc and width is not None and fc[1] % width:
         wrong.append(f"{where}: target_hidden_size is {width}, but fc reads {fc[1]} channels")
     if fc and (q := _sizes(checkpoint, layout, _first_query(layout))) and q[1] != 2 * fc[0]:
         wrong.append(
