@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from draftprobe.dialects.ids import KEY, Rule
 from draftprobe.dialects.loading import Folder, Names, nested_ids, no_map
 from draftprobe.dialects.reading import Effect
-from draftprobe.dialects.sglang import EXECUTED
+from draftprobe.dialects.sglang import EXECUTED, READ
 from draftprobe.dialects.version import version_key
 
 LLAMA, LATENT_ATTENTION = "llama_eagle3", "kimi_k25_eagle3"
@@ -29,6 +29,17 @@ def rule_of(folder: Folder, file: str, executed: bool = False) -> Rule:
         text="unknown names are skipped, unfilled parameters stay as they are",
         source=f"sglang srt/models/{file}.py",
         how=known if version in _OPENED else "inferred",
+    )
+
+
+def ids_rule(version: str) -> Rule:
+    """The record of where ids are read from, at this version."""
+    known = "executed" if version == READ else "read" if version in EXECUTED else "inferred"
+    return Rule(
+        text="ids are read inside eagle_config; whatever fails there means none",
+        source="sglang srt/model_executor/model_runner.py, at 0.5.23 model_runner_components/"
+        "spec_aux_hidden_state.py",
+        how=known,
     )
 
 

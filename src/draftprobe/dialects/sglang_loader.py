@@ -32,6 +32,7 @@ from draftprobe.dialects.sglang_common import (
     common,
     has,
     hidden_in,
+    ids_rule,
     keys,
     leftovers,
     rule_of,
@@ -64,7 +65,7 @@ def effects(
     rule = rule_of(folder, file)
     read = readings(checkpoint.config, target.family, target.layers, version, {})
     return (
-        *unread_ids(folder, ("nested",), rule, "SGLang takes ids from eagle_config alone"),
+        *unread_ids(folder, ("nested",), ids_rule(version), "SGLang takes ids from eagle_config"),
         *arrivals(folder, slots_of(folder, file), read, rule),
         *found,
     )

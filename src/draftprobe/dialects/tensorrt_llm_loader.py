@@ -23,7 +23,7 @@ from draftprobe.dialects.loading import (
     width,
 )
 from draftprobe.dialects.reading import Effect, Target
-from draftprobe.dialects.tensorrt_llm import NAME, OPTION
+from draftprobe.dialects.tensorrt_llm import NAME, OPTION, RULE
 from draftprobe.drafter.checkpoint import Checkpoint
 from draftprobe.drafter.layout import Layout
 
@@ -43,7 +43,7 @@ def effects(
     What it makes of a folder in speculators format is not known: of that, the ids alone are told.
     """
     folder = Folder(NAME, version, checkpoint.config, checkpoint, target)
-    found = unread_ids(folder, (), _RULE, f"TensorRT-LLM takes ids from the option {OPTION}")
+    found = unread_ids(folder, (), RULE, f"TensorRT-LLM takes ids from the option {OPTION}")
     if "transformer_layer_config" in checkpoint.config:
         return tuple(found)
     return (*found, *_keys(folder), *_tensors(folder), *_sharing(folder))

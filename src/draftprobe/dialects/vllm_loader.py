@@ -56,7 +56,7 @@ def effects(
     rule = _rule(folder, file)
     read = readings(checkpoint.config, target.family, target.layers, version, {})
     return (
-        *unread(folder, rule),
+        *unread(folder),
         *arrivals(folder, _slots(folder, file), read, rule),
         *speculators(folder),
         *_model(folder, file, rule),
