@@ -31,7 +31,7 @@ _BITS = {
 }  # fmt: skip
 """Bits of one number: safetensors' own list (``Dtype`` of its 0.8.0)."""
 _PACKED = {"F4", "F6_E2M3", "F6_E3M2"}  # no torch dtype of one number each
-_PIECE = 2**26
+_PIECE = 2**24
 
 
 @dataclass(frozen=True, slots=True)
