@@ -11,11 +11,11 @@ import json
 import os
 import pickle
 import random
+import shutil
 import subprocess
 import sys
 import zipfile
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import tiny
@@ -30,7 +30,7 @@ from draftprobe.cli import app
 from draftprobe.errors import InputError
 from draftprobe.measure.replay import observe
 from draftprobe.states.capture import Item, Plan, capture
-from draftprobe.states.dumps import FORMATS, Options, open_dump
+from draftprobe.states.dumps import FORMATS, Options, arrow, open_dump
 from draftprobe.states.dumps.identify import identify, name_by, relative_error
 from draftprobe.states.dumps.record import Slot, name_slots, settle
 from draftprobe.states.dumps.write import counted, facts_from, facts_of, write_states
@@ -60,7 +60,13 @@ def reference(tmp_path_factory):
 
 
 def opened(name, **options):
+    if name == "speculators":
+        need_arrow()
     return open_dump(DUMPS / HELD[name][0], Options(**{"hidden": 32} | options))
+
+
+def need_arrow():
+    pytest.importorskip("pyarrow", reason="the dataset of speculators needs pyarrow")
 
 
 def run(*arguments):
@@ -141,22 +147,52 @@ def test_fp8_is_scaled_as_hs_connectors_does():
         assert one.dtype == "float8_e4m3fn"
 
 
-def test_specforge_own_reader_takes_the_same_file():
-    """``DRAFTPROBE_SPECFORGE`` names an unpacked wheel; the module needs torch alone."""
-    wheel = os.environ.get("DRAFTPROBE_SPECFORGE")
-    if not wheel:
-        pytest.skip("specforge is not installed (its wheel asks for SGLang): DRAFTPROBE_SPECFORGE")
-    code = (Path(wheel) / "specforge/algorithms/eagle3/data.py").read_text()
-    module = {"__name__": "data"}
-    exec(compile(code, "data", "exec"), module)
-    files = [f for f in sorted((DUMPS / "specforge").rglob("data_*")) if f.suffix == ".ckpt"]
-    assert len(files) == 2
-    for file, one in zip(files, opened("specforge").stream(), strict=False):
-        sample = module["normalize_offline_sample"](torch.load(file, weights_only=True), 128)
+def peer(monkeypatch, module, wheel):
+    """A module of a wheel that does not install beside torch here, but whose code needs no more.
+
+    ``DRAFTPROBE_PEERS`` lists unpacked wheels: specforge 0.2.0, nvidia_modelopt 0.47.0 (omegaconf).
+    """
+    for folder in filter(None, os.environ.get("DRAFTPROBE_PEERS", "").split(os.pathsep)):
+        monkeypatch.syspath_prepend(folder)
+    return pytest.importorskip(module, reason=f"{wheel} is not here: name it in DRAFTPROBE_PEERS")
+
+
+def test_specforge_own_reader_takes_the_same_files(monkeypatch):
+    data = peer(monkeypatch, "specforge.algorithms.eagle3.data", "specforge 0.2.0")
+    store = peer(monkeypatch, "specforge.runtime.data_plane.feature_store", "specforge 0.2.0")
+    reader = peer(monkeypatch, "specforge.runtime.data_plane.offline_reader", "specforge 0.2.0")
+    files = reader.list_feature_files(str(DUMPS / "specforge"))
+    assert len(files) == 3  # the gzipped one, too
+    for file, one in zip(files, opened("specforge").stream(), strict=True):
+        sample = data.normalize_offline_sample(store.load_feature_file(file), 128)
         assert torch.equal(sample["input_ids"][0], one.tokens)
         assert torch.equal(sample["hidden_state"][0], torch.cat(one.slots[:-1], dim=-1))
         assert torch.equal(sample["target"][0], one.slots[-1])
         assert torch.equal(sample["loss_mask"][0, :-1].bool(), one.mask[:-1])
+
+
+def test_files_of_specforge_own_store(monkeypatch, tmp_path):
+    """The wheel's writer of .ckpt files; the script that fills it needs SGLang on a GPU."""
+    store = peer(monkeypatch, "specforge.runtime.data_plane.feature_store", "specforge 0.2.0")
+    source = DUMPS / "specforge/rows_0-5000/data_0.ckpt"
+    held = torch.load(source, weights_only=True)
+    store.LocalFeatureStore(dump_dir=str(tmp_path)).put(held, sample_id="a", metadata={})
+    (wanted,), (one,) = (list(open_dump(path).stream()) for path in (source, tmp_path))
+    assert torch.equal(one.tokens, wanted.tokens)
+    assert all(torch.equal(a, b) for a, b in zip(one.slots, wanted.slots, strict=True))
+
+
+def test_modelopt_own_dataset_reads_the_same(monkeypatch):
+    utils = peer(monkeypatch, "modelopt.torch.speculative.eagle.utils", "nvidia_modelopt 0.47.0")
+    files = sorted((DUMPS / "modelopt").glob("*.pt"))
+    rows = utils.OfflineSupervisedDataset([str(file) for file in files], answer_only_loss=True)
+    for number, one in enumerate(opened("modelopt").stream()):
+        row = rows[number]
+        assert torch.equal(row["input_ids"], one.tokens)
+        assert torch.equal(row["loss_mask"].bool(), one.mask)
+        assert torch.equal(row["aux_hidden_states"], torch.cat(one.slots[:-1], dim=-1))
+        assert torch.equal(row["base_model_hidden_states"], one.slots[-1])
+        assert row["base_hidden_prenorm"] is False
 
 
 def test_sglang_rows_are_chunks_then_tokens_and_the_mask_is_the_answer():
@@ -701,9 +737,15 @@ def test_packed_bombs(tmp_path):
     refused(tmp_path / "x.pt", because="uncompressed entries")
 
 
-def test_arrow_beside_the_files(tmp_path):
-    import shutil
+def test_without_pyarrow_the_mask_is_asked_for(monkeypatch):
+    arrow._open.cache_clear()
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(InputError, match="needs pyarrow; install it"):
+        open_dump(DUMPS / "speculators")
 
+
+def test_arrow_beside_the_files(tmp_path):
+    need_arrow()
     shutil.copytree(DUMPS / "speculators", tmp_path / "d")
     states = tmp_path / "d/hidden_states"
     (states / "hs_2.safetensors").rename(states / "hs_7.safetensors")
@@ -790,8 +832,7 @@ def test_fuzz_mutated_bytes_are_read_or_refused(file, tmp_path):
 
 
 def test_fuzz_arrow(tmp_path):
-    import shutil
-
+    need_arrow()
     shutil.copytree(DUMPS / "speculators", tmp_path / "d")
     path = tmp_path / "d/data-00000-of-00001.arrow"
     whole, rng, refusals = path.read_bytes(), random.Random(0), 0
