@@ -41,7 +41,9 @@ def folders(tmp_path, **wires):
 
 def replayed(capsys, draft, states, target, **options):
     taps = ",".join(map(str, options.pop("taps", tiny.TAPS)))
-    replay(draft, states, target, taps, STEPS, None, "cpu", as_json=True, **options)
+    replay(
+        draft, states, target, taps, steps=STEPS, limit=None, device="cpu", as_json=True, **options
+    )
     return json.loads(capsys.readouterr().out)
 
 

@@ -39,7 +39,7 @@ def rule_of(family: str, version: str) -> Rule:
         "not read",
         source="openvino.genai src/cpp/src/speculative_decoding/eagle3_model_transforms.cpp at "
         "015a9936, wheel 2026.4.1",
-        how="executed" if measured else "inferred",
+        how="read" if measured else "inferred",
     )
 
 
