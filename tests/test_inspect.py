@@ -242,6 +242,14 @@ def test_wanted_taps_that_arrive_are_no_finding():
     assert "nothing to change" in found.mend[0].note
 
 
+def test_engines_that_all_fail_are_told_too():
+    found = inspect(Asked(FOLDER / "W112", TARGET, engines=("sglang",)))
+    assert [reading.taps for reading in found.readings] == [None]
+    lines = list(render(found))
+    assert any(line.startswith("sglang 0.5.23  !1") for line in lines)
+    assert any(line.startswith("  !1") and "would capture" in line for line in lines)
+
+
 def test_what_an_engine_serves_stands_beside_what_was_meant():
     asked = Asked(FOLDER / "W203", TARGET, engines=("sglang",), trainer="speculators")
     [finding] = inspect(asked).findings

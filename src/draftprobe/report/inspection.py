@@ -120,7 +120,7 @@ def _readings(readings: Sequence[Reading]) -> Iterator[str]:
     """A table of what arrives at which slot, and below it where each rule comes from."""
     if not readings:
         return
-    most = max((len(reading.taps or ()) for reading in readings), default=0)
+    most = max(len(reading.taps or (None,)) for reading in readings)
     rows = [("engine", *(f"slot {n}" for n in range(most)), "ids from", "how", "rule")]
     rules: list[str] = []
     problems: list[str] = []
