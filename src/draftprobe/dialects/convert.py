@@ -132,8 +132,8 @@ def convert(draft: Path, to: str, out: Path, wish: Wish = Wish()) -> Converted:
     golden = [checkpoint.folder / GOLDEN] if (checkpoint.folder / GOLDEN).is_file() else []
     with write_folder(out, config, parts, (checkpoint, layout), golden) as beside:
         _check_written(beside, wiring, form)
-    if form == "speculators" and not _verifier_named(config):
-        notes.append("speculators loads only with its verifier's name in the config: --verifier")
+    if form == "speculators":
+        notes += _speculators_notes(config, wiring)
     notes += [f"{doubt.wire}: {doubt.why}" for doubt in doubts(checkpoint, layout, wish.trainer)]
     dropped = set(layer_config(checkpoint.config, draft)) - _READ - set(_KEPT)
     return Converted(
@@ -412,9 +412,17 @@ def _speculators(
     }
 
 
-def _verifier_named(config: dict[str, Any]) -> bool:
-    verifier = config["speculators_config"]["verifier"]
-    return isinstance(verifier.get("name_or_path"), str)
+def _speculators_notes(config: dict[str, Any], wiring: Wiring) -> list[str]:
+    """What speculators' own loader does with a folder that is not of its own making; executed."""
+    notes, verifier = [], config["speculators_config"]["verifier"]
+    if not isinstance(verifier.get("name_or_path"), str):
+        notes.append("speculators loads only with its verifier's name in the config: --verifier")
+    if wiring.embedding == "target":
+        notes.append(
+            "no embedding in the file: vLLM takes the target's; speculators 0.9.0 itself (with "
+            "transformers 5.19) takes it only where the memory that it got holds a NaN by chance"
+        )
+    return notes
 
 
 def _check_written(folder: Path, wiring: Wiring, to: Format) -> None:
