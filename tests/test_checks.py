@@ -53,7 +53,7 @@ def found(folder, options):
 # What a single change cannot but raise beside its own finding.
 ALONG = {
     "S101": {"W111"},  # taps of another width do not share fc's columns evenly
-    "W113": {"W101"},  # what is fed now is not what is wanted
+    "W113": {"W101", "W106"},  # what is fed now is the default, not what is wanted
     "W305": {"W306"},  # t2d marks one token more than d2t names
     "W312": {"W314"},  # what no tensor fills is missing
 }

@@ -18,6 +18,8 @@ from draftprobe.diagnose.verdict import Finding, NotEvaluated
 from draftprobe.dialects.ids import KEY, NESTED, default_taps
 from draftprobe.drafter.wiring import Tap, taps_name
 
+Taps = tuple[Tap, ...]
+
 if TYPE_CHECKING:
     from draftprobe.diagnose.checks.numbers import Alike
     from draftprobe.diagnose.verdict import Mend
@@ -50,7 +52,7 @@ def name(item: Reading | Effect) -> str:
     return " ".join(part for part in (item.engine, item.version, variant) if part)
 
 
-def claimed(subject: Subject) -> tuple[Tap, ...] | None:
+def claimed(subject: Subject) -> Taps | None:
     """The boundaries that the layer ids mean beyond doubt; None without ids, or in doubt."""
     found = lists(subject)
     if KEY in found:
@@ -66,42 +68,58 @@ def claimed(subject: Subject) -> tuple[Tap, ...] | None:
 
 
 def of_readings(
-    subject: Subject, readings: Iterable[Reading], wanted: tuple[Tap, ...] | None
+    subject: Subject, readings: Sequence[Reading], wanted: Taps | None
 ) -> Iterator[Finding | NotEvaluated]:
     """W106, W112, W114, and with wanted taps W101 to W104; what is not known is no finding."""
+    fed: dict[Taps, list[Reading]] = {}
     for reading in readings:
         if reading.taps is not None:
-            yield from _of_taps(subject, reading, reading.taps, wanted)
+            fed.setdefault(reading.taps, []).append(reading)
         elif reading.rule is None or UNKNOWN in reading.problem:
             yield NotEvaluated(f"taps in {name(reading)}", reading.problem)
         else:
             yield finding("W112", f"{name(reading)}: {reading.problem} ({reading.rule})")
-
-
-def _of_taps(
-    subject: Subject, reading: Reading, taps: tuple[Tap, ...], wanted: tuple[Tap, ...] | None
-) -> Iterator[Finding]:
-    """Against the wanted taps, else against what the ids mean, else against the usual default."""
-    found, meant = lists(subject), claimed(subject)
-    told, source = f"{name(reading)} feeds {taps_name(taps)}", f" ({reading.rule})"
-    if wanted is not None:
-        if taps != wanted:
+    for taps, group in fed.items():
+        yield from _unread(subject, group, taps, wanted)
+        if wanted is None:
+            yield from _otherwise(subject, group, taps)
+        elif taps != wanted:
             identifier, title = taps_finding(taps, wanted)
-            evidence = f"{told}; wanted are {taps_name(wanted)}{source}"
-            yield Finding(
-                identifier, title, "taps", None, taps_name(taps), taps_name(wanted), evidence
-            )
-    elif found and reading.found == "default":
-        if taps != meant:
-            places = " and ".join(f"{place} {ids}" for place, ids in found.items())
-            yield finding("W106", f"{told}, its default: it does not read {places}{source}")
-    elif found:
-        if meant is not None and taps != meant:
-            means = f"which means {taps_name(meant)}"
-            yield finding("W114", f"{told} from {_place(reading, found)}, {means}{source}")
-    elif subject.target is not None and taps != default_taps(subject.target.layers):
-        usual = taps_name(default_taps(subject.target.layers))
-        yield finding("W114", f"{told} without layer ids; training stacks take {usual}{source}")
+            named = taps_name(taps), taps_name(wanted)
+            told = f"{named[0]} instead of {named[1]}: {names(group)}"
+            yield Finding(identifier, title, "taps", None, *named, told)
+
+
+def names(readings: Iterable[Reading]) -> str:
+    """``vllm 0.32.0 V1, vllm 0.32.0 V2``."""
+    return ", ".join(map(name, readings))
+
+
+def _unread(
+    subject: Subject, group: Iterable[Reading], taps: Taps, wanted: Taps | None
+) -> Iterator[Finding]:
+    """W106: there are ids, and an engine takes its default; told unless that is the same."""
+    found = lists(subject)
+    unread = [reading for reading in group if reading.found == "default"]
+    if found and unread and not (taps == claimed(subject) and wanted in (None, taps)):
+        places = " and ".join(f"{place} {ids}" for place, ids in found.items())
+        told = f"{places} is not read; the default {taps_name(taps)} is fed: {names(unread)}"
+        yield finding("W106", told, taps_name(taps))
+
+
+def _otherwise(subject: Subject, group: Sequence[Reading], taps: Taps) -> Iterator[Finding]:
+    """W114: ids read otherwise than they are meant; without ids, another than the usual default."""
+    found, meant = lists(subject), claimed(subject)
+    if found:
+        odd = [reading for reading in group if reading.found != "default"]
+        if odd and meant is not None and taps != meant:
+            told = f"{names(odd)} feed {taps_name(taps)} from {_place(odd[0], found)}"
+            named = taps_name(taps), taps_name(meant)
+            yield finding("W114", f"{told}, which means {taps_name(meant)}", *named)
+    elif subject.target is not None and taps != (usual := default_taps(subject.target.layers)):
+        told = f"{names(group)} feed {taps_name(taps)} without layer ids"
+        named = taps_name(taps), taps_name(usual)
+        yield finding("W114", f"{told}; training stacks take {taps_name(usual)}", *named)
 
 
 def _place(reading: Reading, found: dict[str, list[int]]) -> str:
@@ -191,16 +209,15 @@ request 48894), SGLang lengthens its rotary table (srt/utils/common.py in 0.5.12
 0.5.23; read)."""
 
 
-def of_positions(subject: Subject, names: Iterable[str]) -> Iterator[Finding]:
+def of_positions(subject: Subject, engines: Iterable[str]) -> Iterator[Finding]:
     """W404, for engines of which it is not known that they serve positions beyond."""
-    told = short(subject)
-    for who in names:
-        if told is not None and who not in _GROWS:
-            yield finding(
-                "W404",
-                f"{told}: whether {who} computes positions beyond that, or clamps them, is not "
-                "known here (vLLM and SGLang compute them)",
-            )
+    told, doubted = short(subject), [who for who in engines if who not in _GROWS]
+    if told is not None and doubted:
+        yield finding(
+            "W404",
+            f"{told}: whether {', '.join(doubted)} computes positions beyond that, or clamps them, "
+            "is not known here (vLLM and SGLang compute them)",
+        )
 
 
 def of_mends(mends: Iterable[Mend]) -> Iterator[Finding]:

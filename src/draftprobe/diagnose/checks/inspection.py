@@ -236,7 +236,8 @@ def _engines(
     effects: list[Effect] = []
     for engine in _which(subject.target, asked.engines):
         config, target = subject.checkpoint.config, subject.target
-        readings += [r for r in engine.readings(config, target) if not _same(r, readings)]
+        new = engine.readings(config, target)
+        readings += new if asked.engines else [r for r in new if not _same(r, readings)]
         if asked.engines or engine != parse_engine(_EARLIER):
             effects += engine.effects(subject.checkpoint, subject.layout, target)
     if asked.engines:
