@@ -164,11 +164,21 @@ class Bench:
         same = bool((differences.abs() < _SAME).all())
         return Duel(gain, _t(gain), same, spread)
 
-    def acceptance(self, first: Wiring, second: Wiring) -> Estimate:
-        """Expected acceptance length of ``second`` less that of ``first``, paired, on each block."""
-        a, b = self.observed(first), self.observed(second)
+    def acceptance(self, first: Wiring, second: Wiring, look: int | None = None) -> Estimate:
+        """Expected acceptance length of ``second`` less that of ``first``, paired."""
+        a, b = self.observed(first, look), self.observed(second, look)
         both = a.valid & b.valid
         return expected_difference(_valid(a, both), _valid(b, both))
+
+    def over_guess(self, wiring: Wiring, look: int | None = None) -> Estimate:
+        """Step-1 accuracy less that of always guessing the sample's most frequent token."""
+        o = self.observed(wiring, look)
+        starts = torch.tensor([0, *self.states.lengths]).cumsum(0)[:-1]
+        labels = self.states.tokens[starts[o.sequence] + o.slot + 2]
+        valid = o.valid[0]
+        guess = labels[valid].mode().values if valid.any() else -1
+        right = (o.correct[0].long() - (labels == guess).long()) * valid
+        return ratio(o.sums(right), o.sums(valid))
 
     def summary(self, wiring: Wiring, label: str) -> Summary:
         """The wiring's rates on every block."""

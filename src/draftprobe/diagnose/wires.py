@@ -1,5 +1,7 @@
 """The one table of wires: each wire's other values, when it shows, and the finding that it raises.
 
+Values are of two kinds: those that some trainer means, which weights may want; and those that only
+a fault makes (a token not handed on, rows of another token), which are served but never wanted.
 Knows Wirings and what is at hand to wire with, not how a value is tried. A new wire is one entry.
 Taps stand here by name alone: `search` finds them. What no value of a Wiring holds (a draft
 vocabulary of another corpus, a rotated basis, the branch without its residual) is for the static
@@ -73,7 +75,8 @@ class Wire:
         name: field of Wiring, ``rope.`` and a field of Rope, or ``initial:`` and a tensor's name.
         step: the first draft step on which it can show.
         finding: id; title: of the finding.
-        values: every value worth trying, the present one or not.
+        values: those that weights may want, the present one or not.
+        faults: those that only a fault makes.
     """
 
     name: str
@@ -81,6 +84,7 @@ class Wire:
     finding: str
     title: str
     values: Values
+    faults: Values = lambda wiring, facts: ()
 
     def value(self, wiring: Wiring) -> Any:
         """What a wiring says of this wire."""
@@ -101,10 +105,10 @@ class Wire:
             return replace(wiring, **{holder: replace(getattr(wiring, holder), **{field: value})})
         return replace(wiring, **{field: value})
 
-    def alternatives(self, wiring: Wiring, facts: Facts) -> Iterator[Wiring]:
-        """The wiring with each other value of this wire."""
-        now = self.value(wiring)
-        for value in dict.fromkeys(self.values(wiring, facts)):
+    def alternatives(self, wiring: Wiring, facts: Facts, faults: bool) -> Iterator[Wiring]:
+        """The wiring with each other value of this wire, those of faults only if asked."""
+        now, values = self.value(wiring), list(self.values(wiring, facts))
+        for value in dict.fromkeys(values + (list(self.faults(wiring, facts)) if faults else [])):
             if value != now:
                 yield self.put(wiring, value)
 
@@ -117,7 +121,7 @@ def _tap_norm(wiring: Wiring, facts: Facts) -> Iterable[Any]:
     """Of h[L] the normed state is boundary N, which is a matter of the taps."""
     last = wiring.taps[-1]
     below = last != "N" and last < facts.layers
-    return ("none", "last") if facts.target_norm and below else ("none",)
+    return ("last",) if facts.target_norm and below else ()
 
 
 def _partial(wiring: Wiring, facts: Facts) -> Iterable[Any]:
@@ -127,12 +131,19 @@ def _partial(wiring: Wiring, facts: Facts) -> Iterable[Any]:
             yield share
 
 
-def _norm_of(name: str, needs: str | None = None) -> Values:
-    """A norm's tensor, left at ones or not, where the wiring has that norm."""
+def _read(needs: str | None) -> Values:
+    """A norm's tensor is never meant to stay at ones; where there is none it cannot but."""
 
     def values(wiring: Wiring, facts: Facts) -> Iterable[Any]:
+        return (False,) if needs is None or needs in facts.pre_fc_norms else ()
+
+    return values
+
+
+def _left(needs: str | None) -> Values:
+    def values(wiring: Wiring, facts: Facts) -> Iterable[Any]:
         there = needs is None or (wiring.pre_fc_norm == needs and needs in facts.pre_fc_norms)
-        return (False, True) if there else (name in wiring.initial,)
+        return (True,) if there else ()
 
     return values
 
@@ -148,8 +159,11 @@ _TENSORS = (
 
 WIRES: tuple[Wire, ...] = (
     Wire("taps", 1, "W101", "aux taps of other layers", _fixed()),
-    Wire("state_shift", 1, "W115", "aux rows of a neighbouring token", _fixed(0, -1, 1)),
-    Wire("tap_norm", 1, "W116", "the target's final norm on the last tap", _tap_norm),
+    Wire("state_shift", 1, "W115", "aux rows of a neighbouring token", _fixed(0), _fixed(-1, 1)),
+    Wire(
+        "tap_norm", 1, "W116", "the target's final norm on the last tap",
+        _fixed("none"), _tap_norm,
+    ),
     Wire(
         "pre_fc_norm", 1, "W211", "the norm before fc",
         lambda wiring, facts: (*facts.pre_fc_norms, wiring.pre_fc_norm),
@@ -162,16 +176,17 @@ WIRES: tuple[Wire, ...] = (
     Wire("hidden_norm", 1, "W214", "the norm on the hidden half", _fixed(True, False)),
     Wire(
         "residual", 1, "W215", "where the residual stream starts",
-        _fixed("raw", "normed", "embedding", "none"),
+        _fixed("raw", "normed"), _fixed("embedding", "none"),
     ),
     Wire("head_norm", 1, "W216", "the final norm before the head", _fixed(True, False)),
     Wire(
         "feedback", 2, "W217", "the state that is fed back",
-        _fixed("pre_norm", "post_norm", "stale"),
+        _fixed("pre_norm", "post_norm"), _fixed("stale"),
     ),
     *(
         Wire(
-            _ONES + name, 1, "W218", f"{name} left at its initial value", _norm_of(name, needs)
+            _ONES + name, 1, "W218", f"{name} left at its initial value",
+            _read(needs), _left(needs),
         )
         for name, needs in _TENSORS
     ),
@@ -185,12 +200,12 @@ WIRES: tuple[Wire, ...] = (
         lambda wiring, facts: (1.0, sqrt(facts.hidden)),
     ),
     Wire("head", 1, "W324", "whose head", lambda wiring, facts: facts.heads),
-    Wire("token_shift", 1, "W411", "tokens shifted against states", _fixed(1, 0, 2)),
-    Wire("token_advance", 2, "W412", "the draft token not handed on", _fixed(1, 0)),
+    Wire("token_shift", 1, "W411", "tokens shifted against states", _fixed(1, 0), _fixed(2)),
+    Wire("token_advance", 2, "W412", "the draft token not handed on", _fixed(1), _fixed(0)),
     Wire("position_start", 1, "W413", "the first position", _fixed(0, 1)),
     Wire("position_advance", 2, "W414", "positions of later draft steps", _fixed(1, 0)),
-    Wire("position_limit", 1, "W415", "positions clamped", _fixed(None, 64)),
-    Wire("window", 1, "W416", "the attention's window", _fixed(None, 16, 1)),
+    Wire("position_limit", 1, "W415", "positions clamped", _fixed(None), _fixed(64)),
+    Wire("window", 1, "W416", "the attention's window", _fixed(None), _fixed(16, 1)),
     Wire(
         "rope.theta", 1, "W421", "rope theta",
         lambda wiring, facts: (1e4, 1e5, 1e6, *((facts.rope.theta,) if facts.rope else ())),
@@ -210,13 +225,16 @@ WIRES: tuple[Wire, ...] = (
 BY_NAME = {wire.name: wire for wire in WIRES}
 
 
-def neighbours(wiring: Wiring, facts: Facts) -> dict[Wiring, Wire]:
-    """Every wiring that differs in the value of one wire, and in which; taps are not changed."""
+def neighbours(wiring: Wiring, facts: Facts, faults: bool = False) -> dict[Wiring, Wire]:
+    """Every wiring that differs in the value of one wire, and in which; taps are not changed.
+
+    Those that weights may want, or with ``faults`` every single cut.
+    """
     return {
         other: wire
         for wire in WIRES
         if wire.name != "taps"
-        for other in wire.alternatives(wiring, facts)
+        for other in wire.alternatives(wiring, facts, faults)
     }
 
 

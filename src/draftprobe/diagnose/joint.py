@@ -1,0 +1,419 @@
+"""Which Wiring, all wires together, do these weights want? Asked of recorded text by replay.
+
+From the served wiring, each wire's other values are replayed on the same chains and compared token
+by token; the clearest that helps is taken, and so on to a fixed point; then pairs, where the level
+is still that of a guess. What was served is kept wherever nothing clearly beats it, so a wire is
+named only on evidence. Knows wirings and their replays; taps are proposed by the caller.
+
+    A value beats another where the mean gain per chain exceeds T standard errors over sequences,
+    T being Student's t for an error of 1 % over all that is compared (Holm; shared out to the
+    looks), and only counts where accepted drafts grow as well: likelihood alone may gain by a
+    mere change of temperature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from math import ceil
+from typing import Any, Literal
+
+from draftprobe.diagnose.bench import Bench, Duel
+from draftprobe.diagnose.race import threshold
+from draftprobe.diagnose.wires import WIRES, Facts, Wire, changed, neighbours, told
+from draftprobe.drafter.wiring import Wiring
+from draftprobe.measure.interval import Estimate
+
+LEVEL = 0.01
+HARM = 0.02
+"""Expected acceptance length below which a difference is called harmless."""
+
+_RATIO = 0.5  # step-2 accuracy over step 1's, below which the loop was hardly trained
+_ROUNDS = 12
+
+Status = Literal["right", "cut", "ambiguous", "open", "harmless", "not separable"]
+Propose = Callable[[Wiring], Sequence[Wiring]]
+"""A wiring -> the same wires with the taps that weights and text suggest under them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tied:
+    """Another value of a wire: what it costs against the wanted one.
+
+    Attributes:
+        value: in words; gain: nats per chain of the wanted value over it, negative where it is
+            likelier; same: it changes nothing but rounding.
+        acceptance: expected acceptance length lost with it.
+    """
+
+    value: str
+    gain: Estimate
+    same: bool
+    acceptance: Estimate
+
+
+@dataclass(frozen=True, slots=True)
+class WireEvidence:
+    """What replay says of one wire.
+
+    Attributes:
+        wire: its name; finding: id; title: of the finding.
+        served, wanted: values in words; wanted is served wherever nothing clearly beats it.
+        status: ``cut``: the served value is beaten, and accepted drafts are lost by it; ``right``:
+            it beats every other; ``not separable``: it ties with those in ``tied``; ``harmless``:
+            beaten, but by less than 0.02 of acceptance length; ``ambiguous``: beaten, but so could
+            another wire explain it, named in ``rivals``; ``open``: not decided.
+        tied: other values that are not beaten.
+        loss: acceptance length lost by the served value; None where it is the wanted one.
+        gain: nats per chain of the wanted value over the served one; t: in standard errors.
+        rivals: single changes of other wires that explain the text as well.
+        needed: tokens that would decide, about; None where it is decided or none would.
+    """
+
+    wire: str
+    finding: str
+    title: str
+    served: str
+    wanted: str
+    status: Status
+    tied: tuple[Tied, ...] = ()
+    loss: Estimate | None = None
+    gain: Estimate | None = None
+    t: float | None = None
+    rivals: tuple[str, ...] = ()
+    needed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """The answer of the joint search.
+
+    Attributes:
+        served: where it started; wanted: what the weights want, equal to served wherever that is
+            not clearly beaten; both with the wanted taps.
+        wires: evidence of each wire but the taps.
+        wirings: distinct wirings replayed; replays: blocks of sequences replayed for them.
+        chains, sequences: of the last look.
+        guessing: even the best wiring's step 1 does not beat guessing.
+    """
+
+    served: Wiring
+    wanted: Wiring
+    wires: tuple[WireEvidence, ...]
+    wirings: int
+    replays: int
+    chains: int
+    sequences: int
+    guessing: bool
+
+    def of(self, *statuses: Status) -> tuple[WireEvidence, ...]:
+        """The wires with one of these statuses."""
+        return tuple(wire for wire in self.wires if wire.status in statuses)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; the wirings as golden files hold them."""
+        from dataclasses import asdict
+
+        from draftprobe.drafter.wiring import to_json
+
+        data = {name: getattr(self, name) for name in ("wirings", "replays", "chains", "sequences")}
+        return data | {
+            "served": to_json(self.served),
+            "wanted": to_json(self.wanted),
+            "guessing": self.guessing,
+            "wires": [asdict(wire) for wire in self.wires],
+        }
+
+
+@dataclass
+class _Ascent:
+    """One search: the bench, what is compared, and what was seen."""
+
+    bench: Bench
+    facts: Facts
+    budget: int
+    say: Callable[[str], None]
+    seen: set[Wiring] = field(default_factory=set)
+
+    # ---- one comparison -------------------------------------------------------------------
+
+    def duel(self, a: Wiring, b: Wiring, look: int) -> Duel:
+        self.seen |= {a, b}
+        return self.bench.duel(a, b, look)
+
+    def helps(self, a: Wiring, b: Wiring, guessing: bool, look: int) -> bool:
+        """Accepted drafts grow from ``a`` to ``b``; from a mere guess likelihood may lead."""
+        gain = self.bench.acceptance(a, b, look)
+        return guessing or bool(gain.value and gain.value > 0)
+
+    def movers(
+        self, now: Wiring, others: Iterable[Wiring], looks: Sequence[int]
+    ) -> tuple[list[tuple[float, Wiring]], dict[Wiring, Duel]]:
+        """Those that clearly beat ``now`` and help, best first; and every last duel.
+
+        Looks grow only as long as nothing is found. Others drop out once ``now`` beats them.
+        """
+        alive = [w for w in dict.fromkeys(others) if w != now and self.bench.allows(w)]
+        duels: dict[Wiring, Duel] = {}
+        found: list[tuple[float, Wiring]] = []
+        for look in looks:
+            for other in alive:
+                duels[other] = self.duel(now, other, look)
+            share = LEVEL * look / sum(self.bench.looks)
+            clear = holm({w: abs(duels[w].t) for w in alive}, share, duels)
+            better = [w for w in clear if duels[w].t > 0]
+            guessing = bool(better) and self.guessing(now, look)
+            found = [
+                (duels[w].gain.value or 0.0, w)
+                for w in better
+                if self.helps(now, w, guessing, look)
+            ]
+            if found:
+                break
+            alive = [w for w in alive if w not in clear or duels[w].t > 0]
+            alive = [w for w in alive if not duels[w].same]
+        return sorted(found, key=lambda pair: -pair[0]), duels
+
+    def guessing(self, wiring: Wiring, look: int | None = None) -> bool:
+        """Step 1 does not clearly beat the share of the most frequent token."""
+        self.seen.add(wiring)
+        gain = self.bench.over_guess(wiring, look)
+        return gain.low is None or gain.low <= 0
+
+    # ---- the way up -----------------------------------------------------------------------
+
+    def ascend(self, now: Wiring, looks: Sequence[int]) -> tuple[Wiring, dict[Wiring, Duel]]:
+        """Single wires, the clearest help first, until none helps; and the last round's duels."""
+        visited = {now}
+        for _ in range(_ROUNDS):
+            found, duels = self.movers(now, neighbours(now, self.facts), looks)
+            fresh = [w for _, w in found if w not in visited]
+            if not fresh:
+                return now, duels
+            now = fresh[0]
+            visited.add(now)
+        return now, duels
+
+    def pairs(self, now: Wiring) -> Wiring:
+        """The pair of wires whose change helps most, on the first look; ``now`` if none does."""
+        first = neighbours(now, self.facts)
+        ranked = sorted(
+            (w for w in first if self.bench.allows(w)),
+            key=lambda w: -self.bench.score(w, self.bench.looks[0]),
+        )
+        both = []
+        for one, other in combinations(ranked, 2):
+            if first[one].name != first[other].name:
+                both.append(first[other].put(one, first[other].value(other)))
+        found, _ = self.movers(now, both[: self.budget], self.bench.looks[:1])
+        return found[0][1] if found else now
+
+    def settle(self, served: Wiring, propose: Propose) -> tuple[Wiring, dict[Wiring, Duel]]:
+        """From every proposal of taps a coarse ascent; the best of them on all looks."""
+        looks, best, base = self.bench.looks, served, None
+        for turn in range(3):
+            if base is not None and not _step_one(base, best):
+                break
+            base = best
+            starts = dict.fromkeys([best, *propose(best)] if turn else [*propose(best)])
+            ends = [
+                self.ascend(start, looks[:1])[0] for start in starts if self.bench.allows(start)
+            ]
+            best = self.best([*ends, best] if turn else ends)
+            if self.guessing(best):
+                self.say("replaying pairs of wires: no single one lifts the drafter over a guess")
+                best = self.ascend(self.pairs(best), looks[:1])[0]
+        return self.ascend(best, looks)
+
+    def best(self, wirings: Sequence[Wiring]) -> Wiring:
+        """The first that no other clearly beats with more accepted drafts."""
+        now = wirings[0]
+        for other in dict.fromkeys(wirings[1:]):
+            last = self.bench.looks[-1]
+            duel = self.duel(now, other, last)
+            clear = duel.t > threshold(LEVEL, max(2, duel.gain.clusters))
+            if clear and self.helps(now, other, self.guessing(now), last):
+                now = other
+        return now
+
+    # ---- what is kept of it ---------------------------------------------------------------
+
+    def needed_changes(self, served: Wiring, wanted: Wiring) -> Wiring:
+        """``wanted`` with every wire as served that can be so without a clear loss."""
+        while True:
+            weak = []
+            for wire in changed(wanted, served):
+                other = wire.put(wanted, wire.value(served))
+                duel = self.duel(other, wanted, self.bench.looks[-1])
+                loss = self.bench.acceptance(other, wanted)
+                if not self.clear(duel) or loss.value is None or loss.value <= 0:
+                    weak.append((duel.t, other))
+            if not weak:
+                return wanted
+            wanted = min(weak, key=lambda pair: pair[0])[1]
+
+    def clear(self, duel: Duel) -> bool:
+        """Beaten with all wires counted as comparisons."""
+        clusters = max(2, duel.gain.clusters)
+        return duel.t > threshold(LEVEL / len(WIRES), clusters)
+
+    def rivals(self, wire: Wire, served: Wiring, wanted: Wiring) -> tuple[str, ...]:
+        """Single changes of other wires that, in this wire's place, explain the text as well."""
+        without = wire.put(wanted, wire.value(served))
+        found = []
+        for other, by in neighbours(without, self.facts).items():
+            if by.name == wire.name or not self.bench.allows(other):
+                continue
+            looks = self.bench.looks
+            if any(self.clear(self.duel(other, wanted, look)) for look in (looks[0], looks[-1])):
+                continue
+            found.append(f"{by.name} {told(by, other)}")
+        return tuple(found)
+
+
+def holm(t: dict[Wiring, float], level: float, duels: dict[Wiring, Duel]) -> set[Wiring]:
+    """Which differ clearly, all counted (Holm): the largest first, each on what is left."""
+    out: set[Wiring] = set()
+    for left, wiring in zip(range(len(t), 0, -1), sorted(t, key=lambda w: -t[w]), strict=True):
+        clusters = duels[wiring].gain.clusters
+        if clusters < 2 or t[wiring] <= threshold(level / left / 2, clusters):
+            break
+        out.add(wiring)
+    return out
+
+
+def _step_one(one: Wiring, other: Wiring) -> bool:
+    return any(wire.step == 1 and wire.name != "taps" for wire in changed(one, other))
+
+
+def joint(
+    bench: Bench,
+    facts: Facts,
+    served: Wiring,
+    propose: Propose,
+    say: Callable[[str], None] = lambda stage: None,
+    budget: int = 400,
+) -> Joint:
+    """Search all wires together, from ``served``.
+
+    Args:
+        bench: what wirings are replayed on.
+        facts: what alternatives depend on.
+        served: where the search starts, and what is kept wherever nothing clearly beats it.
+        propose: taps worth trying under a wiring, the likeliest first.
+        say: told each stage.
+        budget: most pairs of wires that are tried.
+    """
+    search = _Ascent(bench, facts, budget, say)
+    best, _ = search.settle(served, propose)
+    start = _with_taps(served, best)
+    wanted = search.needed_changes(start, best)
+    if wanted != best:
+        wanted = search.needed_changes(start, search.ascend(wanted, bench.looks)[0])
+    say("comparing each wire's values under the wanted wiring")
+    _, duels = search.movers(wanted, neighbours(wanted, facts), bench.looks)
+    wires = tuple(
+        _evidence(search, wire, start, wanted, duels) for wire in WIRES if wire.name != "taps"
+    )
+    kept = _kept(start, wanted, wires)
+    observed = bench.observed(wanted)
+    return Joint(
+        served=start,
+        wanted=kept,
+        wires=wires,
+        wirings=len(search.seen),
+        replays=bench.replays,
+        chains=len(observed.slot),
+        sequences=bench.sequences,
+        guessing=search.guessing(wanted),
+    )
+
+
+def _with_taps(served: Wiring, best: Wiring) -> Wiring:
+    from dataclasses import replace
+
+    return replace(served, taps=best.taps)
+
+
+def _kept(start: Wiring, wanted: Wiring, wires: Sequence[WireEvidence]) -> Wiring:
+    """Only what was found cut is changed."""
+    cut = {wire.wire for wire in wires if wire.status == "cut"}
+    for wire in changed(wanted, start):
+        if wire.name not in cut:
+            wanted = wire.put(wanted, wire.value(start))
+    return wanted
+
+
+def _evidence(
+    search: _Ascent, wire: Wire, start: Wiring, wanted: Wiring, duels: dict[Wiring, Duel]
+) -> WireEvidence:
+    """What became of one wire."""
+    bench = search.bench
+    others = [w for w in wire.alternatives(wanted, search.facts, False) if w in duels]
+    tied = tuple(
+        Tied(
+            told(wire, w),
+            _turned(duels[w].gain),
+            duels[w].same,
+            _turned(bench.acceptance(wanted, w)),
+        )
+        for w in others
+        if not _lost(search, duels[w])
+    )
+    words = (wire.name, wire.finding, wire.title, told(wire, start), told(wire, wanted))
+    if wire.value(start) == wire.value(wanted):
+        needed = [_needed(search, duels[w]) for w in others if not _lost(search, duels[w])]
+        most = max((n for n in needed if n is not None), default=None)
+        return WireEvidence(*words, "not separable" if tied else "right", tied, needed=most)
+    other = wire.put(wanted, wire.value(start))
+    duel, loss = search.duel(other, wanted, bench.looks[-1]), bench.acceptance(other, wanted)
+    rivals = search.rivals(wire, start, wanted)
+    status = _accused(bench, wire, wanted, loss, rivals)
+    needed = _needed(search, duel) if status == "open" else None
+    return WireEvidence(*words, status, tied, loss, duel.gain, duel.t, rivals, needed)
+
+
+def _accused(
+    bench: Bench, wire: Wire, wanted: Wiring, loss: Estimate, rivals: Sequence[str]
+) -> Status:
+    """A wire whose served value is beaten: cut, or why not."""
+    if loss.low is None or loss.high is None or loss.value is None:
+        return "open"
+    if loss.high < HARM:
+        return "harmless"
+    if rivals:
+        return "ambiguous"
+    if wire.step == 2 and not _loop_trained(bench, wanted):
+        return "open"
+    return "cut" if loss.low > 0 and loss.value >= HARM else "open"
+
+
+def _loop_trained(bench: Bench, wiring: Wiring) -> bool:
+    """Step 2 is at least half as accurate as step 1: the drafter has learned to feed itself."""
+    steps = bench.summary(wiring, "").steps
+    first, second = (steps[i].top1.value for i in (0, 1)) if len(steps) > 1 else (None, None)
+    return first is not None and second is not None and second >= _RATIO * first
+
+
+def _lost(search: _Ascent, duel: Duel) -> bool:
+    """The value of this duel's second wiring is beaten by the first."""
+    clusters = max(2, duel.gain.clusters)
+    return -duel.t > threshold(LEVEL / len(WIRES), clusters)
+
+
+def _turned(estimate: Estimate) -> Estimate:
+    """The difference the other way round."""
+    ends = (estimate.value, estimate.high, estimate.low)
+    value, low, high = (None if x is None else -x for x in ends)
+    return Estimate(value, low, high, estimate.n, estimate.clusters)
+
+
+def _needed(search: _Ascent, duel: Duel) -> int | None:
+    """Tokens at which a gain of this size and spread would be clear; None where none would."""
+    gain = duel.gain
+    if duel.same or not gain.value or not gain.n or abs(duel.t) == float("inf") or not duel.t:
+        return None
+    wanted = threshold(LEVEL / len(WIRES), max(2, gain.clusters))
+    chains = gain.n * (wanted / abs(duel.t)) ** 2
+    return ceil(chains * search.bench.steps) if chains < 1e7 else None
