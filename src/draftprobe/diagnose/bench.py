@@ -145,7 +145,7 @@ class Bench:
         norms = frozenset(n for n in wiring.initial if n.startswith(("input_norm", "fc_norm")))
         key = (wiring.taps, wiring.state_shift, wiring.tap_norm, wiring.pre_fc_norm, norms, number)
         if key not in self._fused:
-            self._fused[key] = drafter.fuse(block.taps(wiring, drafter.fc.weight.dtype))
+            self._fused[key] = drafter.fuse(block.taps(wiring, drafter.dtype))
         return replay_batch(drafter, scorer, block, self.steps, self._fused[key])
 
     def score(self, wiring: Wiring, look: int | None = None) -> float:

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from draftprobe.drafter.matrix import Matrix
 from draftprobe.drafter.shape import Shape
 
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -36,9 +37,9 @@ class RMSNorm(nn.Module):
         return (y * self.weight.float()).to(x.dtype)
 
 
-def linear(shape: Shape, name: str, inputs: int, outputs: int) -> nn.Linear:
+def linear(shape: Shape, name: str, inputs: int, outputs: int) -> Matrix:
     """A projection, with a bias where this drafter has one under that name."""
-    return nn.Linear(inputs, outputs, bias=name in shape.biases)
+    return Matrix(inputs, outputs, bias=name in shape.biases)
 
 
 class Heads(nn.Module):

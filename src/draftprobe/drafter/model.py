@@ -24,6 +24,7 @@ from draftprobe.drafter.attention import Attend, Heads, LatentHeads, RMSNorm, li
 from draftprobe.drafter.checkpoint import Checkpoint
 from draftprobe.drafter.kind import check_eagle3
 from draftprobe.drafter.layout import Layout, layout_of
+from draftprobe.drafter.matrix import Matrix, finite
 from draftprobe.drafter.rope import amplitude, inverse_frequencies, rotate, sharpness
 from draftprobe.drafter.shape import Shape, shape_of
 from draftprobe.drafter.vocabulary import target_ids
@@ -34,6 +35,10 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 WORKING_SET = 2**23
 """Numbers in the largest tensor that is made at a time: attention weights, states, logits."""
+
+RESIDENT = 2**31
+"""Bytes that a drafter's weights may take in the dtype that is computed in; above, its matrices stay
+in their file, mapped."""
 
 
 def pick(x: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
@@ -123,7 +128,7 @@ class Drafter(nn.Module):
         factor = sharpness(wiring.rope)
         self.layers = nn.ModuleList(Layer(shape, i, factor) for i in range(shape.layers))
         self.norm = RMSNorm(shape.hidden, shape.epsilon)
-        self.lm_head = nn.Linear(shape.hidden, shape.draft_vocabulary, bias=False)
+        self.lm_head = Matrix(shape.hidden, shape.draft_vocabulary, bias=False)
         self.register_buffer("d2t", torch.zeros(shape.draft_vocabulary, dtype=torch.long))
 
     def wire(self, wiring: Wiring) -> None:
@@ -133,14 +138,19 @@ class Drafter(nn.Module):
         self._amplitude = amplitude(wiring.rope)
 
     @property
+    def dtype(self) -> torch.dtype:
+        """What is computed in; large matrices may lie in another, see :func:`load_drafter`."""
+        return self.norm.weight.dtype
+
+    @property
     def decoder(self) -> tuple[Layer, ...]:
         """The decoder layers; the first reads embedding and hidden state."""
         return tuple(layer for layer in self.layers if isinstance(layer, Layer))
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """e(tokens): [..., H], in the drafter's dtype and on its device."""
-        table, weight = self.embedding, self.fc.weight
-        rows = table[tokens.to(table.device)].to(device=weight.device, dtype=weight.dtype)
+        table, weight = self.embedding, self.norm.weight
+        rows = table[tokens.to(table.device)].to(weight)
         return rows * self.wiring.embedding_scale if self.wiring.embedding_scale != 1 else rows
 
     def fuse(self, taps: torch.Tensor) -> torch.Tensor:
@@ -390,7 +400,8 @@ def load_drafter(
         wiring: how it is wired, in this replay.
         embedding: the target's table [V, H]; unused where the wiring says the drafter's own.
         head: the target's head [V, H]; used where the wiring says the target's.
-        dtype: to compute in.
+        dtype: to compute in. The matrices of a drafter that would take over :data:`RESIDENT` bytes
+            in it stay mapped, in their file's dtype, and are converted by blocks when they are used.
 
     Raises:
         InputError: another family's folder; a tensor is missing, has another shape, is quantised,
@@ -401,19 +412,30 @@ def load_drafter(
     shape = shape_of(checkpoint, wiring, layout)
     if wiring.embedding == "own":
         embedding = layout.read(checkpoint, "embed_tokens.weight")
-    drafter = Drafter(shape, wiring, embedding)
-    state = drafter.state_dict()
-    for name, wanted in state.items():
+    with torch.device("meta"):  # nothing is made that the file holds
+        drafter = Drafter(shape, wiring, embedding)
+    drafter.wire(wiring)
+    empty = drafter.state_dict()
+    large = sum(wanted.numel() for wanted in empty.values()) * dtype.itemsize > RESIDENT
+    state = {"d2t": torch.zeros(shape.draft_vocabulary, dtype=torch.long)}
+    for name, wanted in empty.items():
         if name == "d2t" and wiring.vocabulary == "identity":
             continue
         if name != "lm_head.weight" or wiring.head == "own":
-            state[name] = _read(checkpoint, layout, name, wanted)
-    drafter.load_state_dict(state)
+            tensor = _read(checkpoint, layout, name, wanted)
+            state[name] = _held(tensor, torch.long if name == "d2t" else dtype, large)
+    drafter.load_state_dict(state, strict=False, assign=True)
     ids = drafter.target_ids()  # a map that points outside the vocabulary is told now
     if wiring.head != "own":
         table = drafter.embedding if wiring.head == "tied" else head
-        drafter.lm_head.weight.data = _rows(table, ids, drafter, checkpoint)
-    return drafter.to(dtype).eval()
+        rows = _rows(table, ids, drafter, checkpoint)
+        drafter.lm_head.weight = nn.Parameter(_held(rows, dtype, large))
+    return drafter.eval()
+
+
+def _held(tensor: torch.Tensor, dtype: torch.dtype, large: bool) -> torch.Tensor:
+    """A copy in ``dtype``; of a large drafter a matrix as it lies in its file, mapped."""
+    return tensor if large and tensor.dim() > 1 else tensor.to(dtype, copy=True)
 
 
 def _read(checkpoint: Checkpoint, layout: Layout, name: str, wanted: torch.Tensor) -> torch.Tensor:
@@ -433,7 +455,7 @@ def _read(checkpoint: Checkpoint, layout: Layout, name: str, wanted: torch.Tenso
         raise InputError(
             f"{checkpoint.folder}: {name} should be int64 or int32, found {tensor.dtype}"
         )
-    if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+    if tensor.is_floating_point() and not finite(tensor):
         raise InputError(f"{checkpoint.folder}: {name} holds NaN or infinite values")
     return tensor
 
@@ -453,4 +475,5 @@ def _rows(
             f"head: expected shape ({shape.vocabulary}, {shape.hidden}), found "
             f"{tuple(table.shape)}; is it this drafter's target?"
         )
-    return table[ids.to(table.device)].to(drafter.norm.weight)
+    whole = torch.equal(ids, torch.arange(len(table)))
+    return table if whole else table[ids.to(table.device)]

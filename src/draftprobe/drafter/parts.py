@@ -15,6 +15,7 @@ from torch import nn
 from draftprobe.drafter.attention import LatentHeads, RMSNorm
 from draftprobe.drafter.checkpoint import Checkpoint
 from draftprobe.drafter.layout import layout_of
+from draftprobe.drafter.matrix import Matrix
 from draftprobe.drafter.model import FLOATS, Drafter
 from draftprobe.drafter.rope import sharpness
 from draftprobe.drafter.wiring import Wiring
@@ -153,8 +154,8 @@ def _set_head(other: Drafter, drafter: Drafter, parts: Parts) -> None:
         table = other.embedding if wiring.head == "tied" else parts.target_head
         ids = other.target_ids()
         rows = _there(table, "the target's head")
-        weight = rows[ids.to(rows.device)].to(drafter.norm.weight)
-    head = nn.Linear(1, 1, bias=False, device="meta")
+        weight = rows[ids.to(rows.device)].to(drafter.lm_head.weight)
+    head = Matrix(1, 1, bias=False, device="meta")
     head.weight = nn.Parameter(weight, requires_grad=False)
     other.lm_head = head
 

@@ -221,7 +221,7 @@ class Chain:
     # The self-fed entries leave the cache again: next time these slots come with true states.
     def propose(self, states: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """See :class:`Proposer`."""
-        drafter, cache, weight = self._drafter, self._cache, self._drafter.fc.weight
+        drafter, cache, weight = self._drafter, self._cache, self._drafter.norm.weight
         slots = torch.arange(len(tokens), device=weight.device) + cache.length  # [T]
         tokens = tokens.to(weight.device)
         g = drafter.fuse(states.to(weight)[None])  # [1, T, H]

@@ -258,7 +258,7 @@ def replay_batch(
     """Replay one batch; ``fused`` is fc's output [B, T, H] where it is known already."""
     wiring, slots, ends, real = drafter.wiring, batch.slots, batch.ends, batch.real
     if fused is None:
-        fused = drafter.fuse(batch.taps(wiring, drafter.fc.weight.dtype))
+        fused = drafter.fuse(batch.taps(wiring, drafter.dtype))
 
     def at(values: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         return values.gather(1, index.clamp(min=0).minimum(ends - 1))
