@@ -24,6 +24,10 @@ def diagnose(
     trainer: Annotated[
         str | None, typer.Option(help="Who trained it, where the folder does not tell.")
     ] = None,
+    served_wire: Annotated[
+        list[str] | None,
+        typer.Option(help="Another wire as served, NAME=VALUE, such as feedback=post_norm."),
+    ] = None,
     claimed_accuracy: Annotated[
         float | None, typer.Option(help="Next-token accuracy that training claims, such as 0.747.")
     ] = None,
@@ -38,7 +42,7 @@ def diagnose(
     out: Annotated[Path | None, typer.Option(help="A run folder to write.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Find the taps that the weights want, compare with what is served, judge, mend."""
+    """Find the wiring that the weights want, compare with what is served, judge, mend."""
     if served is not None and engine is not None:
         raise InputError("expected at most one of --served and --engine, found both")
     if seed < 0 or seed >= 2**63:
@@ -62,10 +66,10 @@ def diagnose(
     verdict, search, witness = run(
         subject.drafter,
         subject.states,
-        taps,
+        subject.served_as(taps, engine, served_wire or ()),
         parse_claims(claimed_accuracy, served_acceptance, steps),
         steps,
-        subject.not_evaluated(),
+        subject.not_evaluated(engine),
         subject.provenance(sys.argv[1:]),
         _say,
         Limits(tokens=tokens, sequences=sequences),

@@ -113,10 +113,10 @@ def judge(stage: Stage, say: Say) -> Verdict:
     verdict, _, _ = diagnose(
         subject.drafter,
         subject.states,
-        subject.served(None, ENGINE),
+        subject.served_as(subject.served(None, ENGINE), ENGINE, ()),
         Claims(),
         STEPS,
-        subject.not_evaluated(),
+        subject.not_evaluated(ENGINE),
         subject.provenance(["demo"]),
         say,
     )

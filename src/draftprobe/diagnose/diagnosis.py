@@ -1,7 +1,6 @@
 """From a drafter, states, a served wiring and claims to a Verdict: the drafter or the wiring?
 
-Runs search, weights' witness and replays, and judges what they say. Writes no file. Thin evidence
-gives 'undecided', never a guess.
+Runs searches, weights' witness and replays, and hands on what they say. Writes no file.
 """
 
 from __future__ import annotations
@@ -12,114 +11,103 @@ from typing import Any
 
 import torch
 
-from draftprobe.diagnose.claims import Claims, acceptance_place, accuracy_met, beats, checked
-from draftprobe.diagnose.pool import Limits, Pool, rewired
+from draftprobe.diagnose.bench import Bench, Sample
+from draftprobe.diagnose.claims import Claims, beats, checked
+from draftprobe.diagnose.evidence import Evidence, few, judge
+from draftprobe.diagnose.joint import Joint, joint
+from draftprobe.diagnose.pool import Limits, Pool
+from draftprobe.diagnose.quality import Quality, quality
 from draftprobe.diagnose.search import Search, search
 from draftprobe.diagnose.slots import SlotEvidence, combine, confidence, wanted_taps
-from draftprobe.diagnose.taps import taps_finding
-from draftprobe.diagnose.verdict import Finding, Kind, NotEvaluated, Verdict
+from draftprobe.diagnose.suspects import Suspect, suspects
+from draftprobe.diagnose.told import findings as _findings
+from draftprobe.diagnose.told import headline as _headline
+from draftprobe.diagnose.told import unjudged as _unjudged
+from draftprobe.diagnose.verdict import Confidence, Kind, NotEvaluated, Verdict
+from draftprobe.diagnose.wires import Facts, changed, facts_of
 from draftprobe.diagnose.witness import Witness, sample_states, testify
 from draftprobe.drafter.model import Drafter
-from draftprobe.drafter.wiring import Tap, taps_name
+from draftprobe.drafter.parts import Parts, parts_of, rewire
+from draftprobe.drafter.wiring import Rope, Tap, Wiring, taps_name
+from draftprobe.errors import InputError
 from draftprobe.measure.interval import Estimate, ratio
 from draftprobe.measure.replay import Observations, observe
-from draftprobe.measure.summary import Paired, Summary, paired, summarise
+from draftprobe.measure.summary import paired, summarise
 from draftprobe.states.record import States
 
-HARMLESS = 0.02
-"""Expected acceptance length that members of a tie set may differ by and still be called one."""
-FEW = 3
-"""Members of a tie set in one slot that still name a wiring."""
-
 _REPLAYED = 8  # members of a slot's tie set whose cost is replayed
+_STEPS = 3  # draft steps of the chains on which wires are compared
 
 Say = Callable[[str], None]
 Replay = Callable[[tuple[Tap, ...]], Observations]
 """The drafter's weights replayed with other taps."""
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """All that a verdict is judged on.
+@dataclass(frozen=True, slots=True, eq=False)
+class Served:
+    """What is served, as far as it is known.
 
     Attributes:
-        slots: what each slot wants; wanted: the best wiring's taps; served: None if not known.
-        best: replay of the wanted wiring; fed: of the served one, if it is another.
-        difference: best less fed, paired.
-        over_guess: step 1 of the best wiring less the best constant guess, paired.
-        undecided: why the search did not decide.
-        spread: of expected acceptance in the tie set; measured only where the served wiring is in
-            it and more than a few are tied.
-        claims: what was claimed.
+        taps: boundaries; None if not known.
+        wiring: every other wire; its taps are not looked at.
+        parts: what else can be wired; rope: the target's, None if not known.
     """
 
-    slots: tuple[SlotEvidence, ...]
-    wanted: tuple[Tap, ...]
-    served: tuple[Tap, ...] | None
-    best: Summary
-    fed: Summary | None
-    difference: Paired | None
-    over_guess: Estimate
-    undecided: str | None
-    spread: Estimate | None
-    claims: Claims
-
-    @property
-    def served_tied(self) -> bool | None:
-        """The served wiring cannot be told from the wanted one; None if it is not known."""
-        if self.served is None:
-            return None
-        pairs = zip(self.served, self.slots, strict=True)
-        return self.served == self.wanted or all(tap in slot.tied for tap, slot in pairs)
-
-    @property
-    def named(self) -> bool:
-        """Every slot has at most a few tied boundaries, or they differ by next to nothing."""
-        return _few(self.slots) or (self.spread is not None and _within(self.spread, HARMLESS))
-
-    @property
-    def worse(self) -> bool:
-        """The served wiring is worse by both paired intervals."""
-        gain = self.difference
-        return gain is not None and beats(gain.log_likelihood[0]) and beats(gain.acceptance)
-
-    @property
-    def place(self) -> str | None:
-        """Where the served acceptance stands to the walk under the served wiring."""
-        return acceptance_place(self.claims.acceptance, self.fed or self.best)
+    taps: tuple[Tap, ...] | None
+    wiring: Wiring
+    parts: Parts
+    rope: Rope | None = None
 
 
-def _few(slots: Sequence[SlotEvidence]) -> bool:
-    return all(len(slot.tied) <= FEW for slot in slots)
+class _Questions:
+    """The searches of one diagnosis; each is run once for the wires it depends on."""
 
+    def __init__(
+        self, drafter: Drafter, states: States, served: Served, limits: Limits, seed: int, say: Say
+    ) -> None:
+        self.drafter, self.states, self.served = drafter, states, served
+        self.limits, self.seed, self.say = limits, seed, say
+        self._key: Wiring | None = None
+        self._found: tuple[Pool, Search] | None = None
+        say("asking fc's weights what they were trained on")
+        self.witness = testify(drafter.fc.weight.detach(), sample_states(states), seed)
 
-def _within(estimate: Estimate, bound: float) -> bool:
-    low, high = estimate.low, estimate.high
-    return low is not None and high is not None and -bound < low and high < bound
+    def wired(self, wiring: Wiring) -> Drafter:
+        return rewire(self.drafter, wiring, self.served.parts)
 
+    def searched(self, wiring: Wiring) -> tuple[Pool, Search]:
+        """The taps' search under a wiring; the last one is kept, as its pool is large."""
+        some = (self.states.boundaries[0],) * self.drafter.shape.taps
+        key = replace(wiring, taps=some, feedback="pre_norm", token_advance=1, position_advance=1)
+        if self._found is None or key != self._key:
+            self._found = None
+            slots, many = self.drafter.shape.taps, len(self.states.boundaries)
+            self.say(f"projecting {many} boundaries through {slots} slots")
+            pool = Pool(self.wired(replace(wiring, taps=some)), self.states, limits=self.limits)
+            self.say("searching for the taps that the weights want, by replay")
+            self._key, self._found = key, (pool, search(pool, seed=self.seed))
+        return self._found
 
-def judge(evidence: Evidence) -> Kind:
-    """The verdict, in one word; the order of the questions is the order of trust."""
-    missed = accuracy_met(evidence.claims.accuracy, evidence.best) is False
-    if evidence.over_guess.low is None:
-        return "undecided"
-    if not beats(evidence.over_guess):  # weights that say nothing accuse no wire
-        return "quality" if missed else "undecided"
-    if evidence.served_tied is False and evidence.worse and evidence.place != "above":
-        return "several" if missed else "wiring"
-    if missed:
-        return "quality"
-    if evidence.place == "below":
-        return "wiring"
-    if evidence.served_tied and evidence.named:
-        return "healthy"
-    return "undecided"
+    def propose(self, wiring: Wiring) -> tuple[Wiring, ...]:
+        """The taps that both witnesses want, those that are served, and the weights' alone."""
+        pool, found = self.searched(wiring)
+        slots = combine(found, self.witness)
+        wanted = wanted_taps(found, slots, pool)
+        alone = tuple(
+            slot.weights[0] if slot.weights else tap
+            for slot, tap in zip(slots, wanted, strict=True)
+        )
+        given = (wanted, self.served.taps, alone)
+        return tuple(replace(wiring, taps=taps) for taps in dict.fromkeys(given) if taps)
+
+    def replay(self, wiring: Wiring, steps: int) -> Observations:
+        return observe(self.wired(wiring), self.states, steps)
 
 
 def diagnose(
     drafter: Drafter,
     states: States,
-    served: tuple[Tap, ...] | None,
+    served: Served | tuple[Tap, ...] | None,
     claims: Claims,
     steps: int,
     not_evaluated: Sequence[NotEvaluated],
@@ -133,7 +121,7 @@ def diagnose(
     Args:
         drafter: wired in any way; its taps are not looked at.
         states: with the boundaries that are candidates.
-        served: what the server feeds, if known.
+        served: what the server runs; taps alone where its other wires are the drafter's own.
         claims: what was claimed.
         steps: draft steps per chain.
         not_evaluated: what the caller did not check.
@@ -145,19 +133,74 @@ def diagnose(
     Raises:
         InputError: states and drafter do not fit.
     """
-    say(f"projecting {len(states.boundaries)} boundaries through {drafter.shape.taps} slots")
-    pool = Pool(drafter, states, limits=limits or Limits())
-    say("searching for the taps that the weights want, by replay")
-    found = search(pool, seed=seed)
-    say("asking fc's weights what they were trained on")
-    witness = testify(drafter.fc.weight.detach(), sample_states(states), seed)
-    say("replaying the best wiring" + (" and the served one" if served else ""))
+    if not isinstance(served, Served):
+        served = Served(served, drafter.wiring, parts_of(drafter))
+    ask = _Questions(drafter, states, served, limits or Limits(), seed, say)
+    wires, bench, facts = _wires(ask, steps, seed)
+    wanted = wires.wanted if wires else served.wiring
+    pool, found = ask.searched(wanted)
+    say("replaying the best wiring" + (" and the served one" if served.taps else ""))
 
     def replay(taps: tuple[Tap, ...]) -> Observations:
-        return observe(rewired(drafter, taps), states, steps)
+        return ask.replay(replace(wanted, taps=taps), steps)
 
-    evidence = weigh(found, witness, pool, replay, states, served, claims)
-    return verdict_of(evidence, not_evaluated, provenance), found, witness
+    evidence = weigh(found, ask.witness, pool, replay, states, served.taps, claims)
+    if wires is not None:
+        evidence = _with_wires(evidence, wires, ask, steps)
+    suspected: tuple[Suspect, ...] = ()
+    if claims.rates and bench is not None and facts is not None:
+        say("replaying every single cut for the served rates")
+        best = replace(wanted, taps=evidence.wanted)
+        suspected = suspects(bench, facts, best, served.taps, claims.rates)
+    say("asking how good weights and text are")
+    told = quality(ask.wired(replace(wanted, taps=evidence.wanted)), states, served.parts)
+    verdict = verdict_of(evidence, not_evaluated, provenance, suspected, told)
+    return verdict, found, ask.witness
+
+
+def _wires(
+    ask: _Questions, steps: int, seed: int
+) -> tuple[Joint | None, Bench | None, Facts | None]:
+    """The joint search; nothing where no chain of counted tokens is long enough."""
+    served, states = ask.served, ask.states
+    start = replace(served.wiring, taps=(states.boundaries[0],) * ask.drafter.shape.taps)
+    base, bench = ask.wired(start), None
+    for length in range(min(steps, _STEPS), 0, -1):
+        try:
+            bench = Bench(base, served.parts, states, length, Sample(seed=seed))
+            break
+        except InputError:
+            if length == 1:
+                return None, None, None
+    assert bench is not None
+    facts = facts_of(base, served.parts, states.provenance.layers, served.rope)
+    ask.say("replaying each wire's other values from the served wiring")
+    taps = served.taps or start.taps
+    return joint(bench, facts, replace(start, taps=taps), ask.propose, ask.say), bench, facts
+
+
+def _with_wires(evidence: Evidence, wires: Joint, ask: _Questions, steps: int) -> Evidence:
+    """The evidence with what the joint search found, what is served replayed as it is served."""
+    served = ask.served
+    evidence = replace(evidence, joint=wires)
+    if not evidence.cut:
+        return evidence
+    wanted = replace(wires.wanted, taps=evidence.wanted)
+    taps = served.taps or evidence.wanted
+    fed = ask.replay(replace(served.wiring, taps=taps), steps)
+    name = f"served: {taps_name(taps)}, " + ", ".join(
+        f"{wire.wire} {wire.served}" for wire in evidence.cut
+    )
+    best = ask.replay(wanted, steps)
+    losses = {
+        wire.name: paired(ask.replay(wire.put(wanted, wire.value(served.wiring)), steps), best)
+        for wire in changed(wanted, replace(served.wiring, taps=evidence.wanted))
+    }
+    return replace(
+        evidence,
+        fed=summarise(fed, name),
+        losses={name: loss.acceptance for name, loss in losses.items()},
+    )
 
 
 def weigh(
@@ -185,7 +228,7 @@ def weigh(
         spread=None,
         claims=claims,
     )
-    if _few(slots) or not evidence.served_tied:
+    if few(slots) or not evidence.served_tied:
         return evidence
     return replace(evidence, spread=_spread(best, replay, wanted, slots))
 
@@ -215,14 +258,17 @@ def _spread(
 
 
 def verdict_of(
-    evidence: Evidence, not_evaluated: Sequence[NotEvaluated], provenance: dict[str, Any]
+    evidence: Evidence,
+    not_evaluated: Sequence[NotEvaluated],
+    provenance: dict[str, Any],
+    suspected: Sequence[Suspect] = (),
+    told: Quality | None = None,
 ) -> Verdict:
     """What the evidence says, with all it rests on."""
     kind = judge(evidence)
-    sure = confidence(evidence.slots) if kind != "undecided" else "low"
     return Verdict(
         verdict=kind,
-        confidence=sure,
+        confidence=_confidence(kind, evidence),
         headline=_headline(kind, evidence),
         wanted=evidence.wanted,
         served=evidence.served,
@@ -232,140 +278,22 @@ def verdict_of(
         not_evaluated=(*_unjudged(evidence), *not_evaluated),
         slots=evidence.slots,
         claims=checked(evidence.claims, evidence.best, evidence.fed or evidence.best),
+        wires=evidence.joint,
+        suspects=tuple(suspected),
+        quality=told,
         provenance=provenance | {"proved": evidence.worse},
     )
 
 
-def _headline(kind: Kind, evidence: Evidence) -> str:
-    best, fed = evidence.best.steps[0].top1, evidence.fed
-    text = f"the weights want {taps_name(evidence.wanted)}: next token {best.value:.3f}"
-    if evidence.served is None:
-        text += "; what the server feeds is not known"
-    elif fed:
-        same = "cannot be told apart, " if evidence.served_tied else ""
-        text += f"; served {taps_name(evidence.served)}: {same}{fed.steps[0].top1.value:.3f}"
+def _confidence(kind: Kind, evidence: Evidence) -> Confidence:
+    """As the slots have it; a cut wire is sure if it costs accepted drafts on all tokens too."""
     if kind == "undecided":
-        return f"{_why_undecided(evidence)}; so far {text}"
-    if kind == "wiring" and not (evidence.served_tied is False and evidence.worse):
-        return f"another wire remains, or the engine: {_off(evidence)}; {text}"
-    if kind in ("quality", "several"):
-        text += f"; claimed {evidence.claims.accuracy:.3f} is not reached under any wiring"
-    return text
-
-
-def _why_undecided(evidence: Evidence) -> str:
-    if evidence.over_guess.low is None:
-        return evidence.undecided or "one sequence has no interval: record at least 16 sequences"
-    if not beats(evidence.over_guess):
-        guess = evidence.over_guess
-        return (
-            "under its best wiring the drafter does not beat guessing the most frequent token "
-            f"({guess.value:+.3f}, {guess.low:+.3f} to {guess.high:+.3f}), so no wire can be judged"
-        )
-    if evidence.served is None:
-        return "no served wiring to judge (give --served or --engine)"
-    if evidence.place == "above" and evidence.served_tied is False:
-        fed = taps_name(evidence.served or ())
-        return f"the server does not feed {fed}, or drafts otherwise: {_off(evidence)}"
-    if evidence.served_tied is False:
-        return "the served wiring is another one, but no loss was measured"
-    return evidence.undecided or "the tie set is too wide to call the served wiring right"
-
-
-def _off(evidence: Evidence) -> str:
-    walk = (evidence.fed or evidence.best).acceptance
-    return (
-        f"the walk predicts {walk.value:.2f} ({walk.low:.2f} to {walk.high:.2f}) tokens per pass, "
-        f"served {evidence.claims.acceptance:.2f}"
-    )
-
-
-def _findings(evidence: Evidence) -> list[Finding]:
-    found = []
-    if evidence.served_tied is False and evidence.served and evidence.difference:
-        found.append(_taps_finding(evidence, evidence.served, evidence.difference))
-    if accuracy_met(evidence.claims.accuracy, evidence.best) is False:
-        found.append(_quality_finding(evidence))
-    if evidence.place == "above" and evidence.served_tied is False:
-        found.append(
-            Finding(
-                id="E102",
-                title="the server accepts more than the served taps allow",
-                wire=None,
-                severity=None,
-                served=f"{evidence.claims.acceptance:.2f}",
-                wanted=None,
-                evidence=_off(evidence)
-                + ": it feeds other taps, or drafts a tree, or the text is not comparable",
-            )
-        )
-    if evidence.place == "below" and beats(evidence.over_guess):
-        found.append(
-            Finding(
-                id="E101",
-                title="the server accepts less than its own wiring allows",
-                wire=None,
-                severity=None,
-                served=f"{evidence.claims.acceptance:.2f}",
-                wanted=f"{(evidence.fed or evidence.best).acceptance.value:.2f}",
-                evidence=_off(evidence)
-                + ": another wire than the taps is cut, or the engine's state is wrong",
-            )
-        )
-    return found
-
-
-def _taps_finding(evidence: Evidence, served: tuple[Tap, ...], gain: Paired) -> Finding:
-    identifier, title = taps_finding(served, evidence.wanted)
-    accuracy, likelihood = gain.accuracy[0], gain.log_likelihood[0]
-    return Finding(
-        id=identifier,
-        title=title,
-        wire="taps",
-        severity=gain.acceptance,
-        served=taps_name(served),
-        wanted=taps_name(evidence.wanted),
-        evidence=(
-            f"paired on the same {accuracy.n:,} tokens of {accuracy.clusters} sequences: "
-            f"next token {_signed(accuracy, 3)}, log-likelihood {_signed(likelihood, 2)} nats"
-        ),
-    )
-
-
-def _quality_finding(evidence: Evidence) -> Finding:
-    top = evidence.best.steps[0].top1
-    return Finding(
-        id="Q101",
-        title="training's accuracy is not reached under any wiring",
-        wire=None,
-        severity=None,
-        served=None,
-        wanted=f"{evidence.claims.accuracy:.3f}",
-        evidence=(
-            f"next token {top.value:.3f} (at most {top.high:.3f}) under the best wiring, claimed "
-            f"{evidence.claims.accuracy:.3f}; the draft vocabulary holds "
-            f"{evidence.best.coverage.value:.3f} of this text's tokens"
-        ),
-    )
-
-
-def _signed(estimate: Estimate, digits: int) -> str:
-    if estimate.value is None or estimate.low is None or estimate.high is None:
-        return "not measured"
-    return (
-        f"{estimate.value:+.{digits}f} ({estimate.low:+.{digits}f} to {estimate.high:+.{digits}f})"
-    )
-
-
-def _unjudged(evidence: Evidence) -> list[NotEvaluated]:
-    out = []
-    if evidence.served is None:
-        out.append(NotEvaluated("served wiring", "give --served or --engine"))
-    if evidence.claims.accuracy is None:
-        out.append(NotEvaluated("quality", "no claim to hold it to (--claimed-accuracy)"))
-    if evidence.claims.acceptance is None:
-        out.append(NotEvaluated("served acceptance", "not given (--served-acceptance)"))
-    elif not (evidence.fed or evidence.best).exact:
-        why = "the text is not the target's own greedy text, so the walk is an estimate"
-        out.append(NotEvaluated("served acceptance", why))
-    return out
+        return "low"
+    sure = confidence(evidence.slots)
+    losses = [evidence.losses.get(wire.wire) for wire in evidence.cut]
+    if sure == "low" or not losses:
+        return sure
+    tapped = evidence.served_tied is False and evidence.worse
+    if all(loss is not None and beats(loss) for loss in losses):
+        return sure if tapped else "high"
+    return "medium"

@@ -32,7 +32,7 @@ HARM = 0.02
 _RATIO = 0.5  # step-2 accuracy over step 1's, below which the loop was hardly trained
 _ROUNDS = 12
 
-Status = Literal["right", "cut", "ambiguous", "open", "harmless", "not separable"]
+Status = Literal["right", "cut", "ambiguous", "open", "harmless", "not separable", "nothing to try"]
 Propose = Callable[[Wiring], Sequence[Wiring]]
 """A wiring -> the same wires with the taps that weights and text suggest under them."""
 
@@ -63,7 +63,8 @@ class WireEvidence:
         status: ``cut``: the served value is beaten, and accepted drafts are lost by it; ``right``:
             it beats every other; ``not separable``: it ties with those in ``tied``; ``harmless``:
             beaten, but by less than 0.02 of acceptance length; ``ambiguous``: beaten, but so could
-            another wire explain it, named in ``rivals``; ``open``: not decided.
+            another wire explain it, named in ``rivals``; ``open``: not decided; ``nothing to
+            try``: it is served as meant, and no other value is ever meant, or none is at hand.
         tied: other values that are not beaten.
         loss: acceptance length lost by the served value; None where it is the wanted one.
         gain: nats per chain of the wanted value over the served one; t: in standard errors.
@@ -186,6 +187,7 @@ class _Ascent:
     def ascend(self, now: Wiring, looks: Sequence[int]) -> tuple[Wiring, dict[Wiring, Duel]]:
         """Single wires, the clearest help first, until none helps; and the last round's duels."""
         visited = {now}
+        duels: dict[Wiring, Duel] = {}
         for _ in range(_ROUNDS):
             found, duels = self.movers(now, neighbours(now, self.facts), looks)
             fresh = [w for _, w in found if w not in visited]
@@ -365,7 +367,8 @@ def _evidence(
     if wire.value(start) == wire.value(wanted):
         needed = [_needed(search, duels[w]) for w in others if not _lost(search, duels[w])]
         most = max((n for n in needed if n is not None), default=None)
-        return WireEvidence(*words, "not separable" if tied else "right", tied, needed=most)
+        status: Status = "not separable" if tied else "right" if others else "nothing to try"
+        return WireEvidence(*words, status, tied, needed=most)
     other = wire.put(wanted, wire.value(start))
     duel, loss = search.duel(other, wanted, bench.looks[-1]), bench.acceptance(other, wanted)
     rivals = search.rivals(wire, start, wanted)

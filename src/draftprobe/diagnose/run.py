@@ -18,21 +18,32 @@ from typing import Any
 
 import torch
 
+from draftprobe.diagnose.checks.given import open_target
+from draftprobe.diagnose.diagnosis import Served
 from draftprobe.diagnose.mend import Wanted, mend, read_config
 from draftprobe.diagnose.search import Search
 from draftprobe.diagnose.verdict import Finding, Mend, NotEvaluated, Verdict
+from draftprobe.diagnose.wires import parse_wire
 from draftprobe.diagnose.witness import Witness
 from draftprobe.dialects.engines import config_engines, parse_engine
 from draftprobe.dialects.families import read_family
 from draftprobe.dialects.ids import KEY, NESTED, layer_ids
+from draftprobe.dialects.rope_keys import read_rope
 from draftprobe.dialects.trainers import parse
 from draftprobe.drafter.checkpoint import Checkpoint, open_checkpoint
 from draftprobe.drafter.layout import layout_of
 from draftprobe.drafter.model import Drafter, load_drafter
-from draftprobe.drafter.wiring import Tap, check_taps, taps_name
+from draftprobe.drafter.parts import Parts, read_parts, rewire
+from draftprobe.drafter.wiring import Rope, Tap, Wiring, check_taps, taps_name
 from draftprobe.errors import InputError
 from draftprobe.states.record import States, open_states
-from draftprobe.states.target import check_belongs, embedding_table, head_table
+from draftprobe.states.target import (
+    check_belongs,
+    embedding_table,
+    final_norm,
+    head_table,
+    text_config,
+)
 
 
 @dataclass(frozen=True)
@@ -43,12 +54,17 @@ class Subject:
         checkpoint: the drafter's folder; drafter: loaded, its taps still to be found.
         states: of its target.
         family: the target's, as engines' rules name it.
+        parts: what the drafter can be wired with; rope: the target's, None if not known.
+        target: the target's folder, if it is there.
     """
 
     checkpoint: Checkpoint
     drafter: Drafter
     states: States
     family: str
+    parts: Parts
+    rope: Rope | None
+    target: Path | None
 
     @property
     def layers(self) -> int:
@@ -77,12 +93,49 @@ class Subject:
         self.states.require(taps)
         return taps
 
-    def not_evaluated(self) -> list[NotEvaluated]:
+    def served_as(
+        self, taps: tuple[Tap, ...] | None, engine: str | None, wires: Sequence[str]
+    ) -> Served:
+        """What the server runs: the wiring as trained, as an engine alters it, and as given.
+
+        Args:
+            taps: boundaries fed, if known; see :meth:`served`.
+            engine: whose effects apply, where the target's config is at hand.
+            wires: wires given outright, ``name=value``.
+
+        Raises:
+            InputError: no such wire, or a value that nothing at hand can serve.
+        """
+        wiring = self.drafter.wiring
+        if engine is not None and self.target is not None:
+            reader = parse_engine(engine)
+            layout, target = layout_of(self.checkpoint), open_target(self.target)
+            wiring = reader.served(wiring, reader.effects(self.checkpoint, layout, target))
+        for text in wires:
+            wiring = parse_wire(text, wiring)
+        return Served(taps, self._ones(wiring), self.parts, self.rope)
+
+    def _ones(self, wiring: Wiring) -> Wiring:
+        """A norm that is served without weights stands at ones; all else must be at hand."""
+        names = {"whole": "input_norm.weight", "per_tap": "fc_norm.0.weight"}
+        if wiring.pre_fc_norm not in self.parts.pre_fc_norms:
+            wiring = replace(wiring, initial=wiring.initial | {names[wiring.pre_fc_norm]})
+        some = (self.states.boundaries[0],) * self.drafter.shape.taps
+        rewire(self.drafter, replace(wiring, taps=some), self.parts)
+        return wiring
+
+    def not_evaluated(self, engine: str | None = None) -> list[NotEvaluated]:
         """What a diagnosis from files leaves open."""
         out = [
             NotEvaluated("compare", "no dump of served states was given"),
             NotEvaluated("cost", "step costs were not measured"),
         ]
+        if engine is None:
+            told = "the other wires are taken as trained; give --engine or --served-wire"
+            out.append(NotEvaluated("engine", told))
+        elif self.target is None:
+            told = "what it does beside the taps needs the target's config; give --target"
+            out.append(NotEvaluated("engine", told))
         missing = [
             tap for tap in (*range(self.layers + 1), "N") if tap not in self.states.boundaries
         ]
@@ -186,10 +239,22 @@ def open_subject(
             f"{folder}: expected the target's folder, whose embedding table or head this drafter "
             "reads, found none; give --target"
         )
-    table = embedding_table(folder) if wiring.embedding == "target" else torch.empty(0)
-    head = head_table(folder) if wiring.head == "target" else None
-    drafter = load_drafter(checkpoint, wiring, table, head).to(device)
-    return Subject(checkpoint, drafter, recorded, family)
+    table = embedding_table(folder) if here else None
+    head = head_table(folder) if here else None
+    empty = torch.empty(0)
+    drafter = load_drafter(checkpoint, wiring, empty if table is None else table, head).to(device)
+    norm = final_norm(folder).float() if here else None
+    parts = read_parts(checkpoint, drafter, table, head, norm)
+    rope = _target_rope(folder) if here else None
+    return Subject(checkpoint, drafter, recorded, family, parts, rope, folder if here else None)
+
+
+def _target_rope(folder: Path) -> Rope | None:
+    """The target's rotary embedding; None where its config spells one that is not read here."""
+    try:
+        return read_rope(text_config(folder), folder / "config.json")
+    except InputError:
+        return None
 
 
 def check_out(out: Path) -> None:

@@ -9,7 +9,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    from draftprobe.diagnose.joint import Joint
+    from draftprobe.diagnose.quality import Quality
     from draftprobe.diagnose.slots import SlotEvidence
+    from draftprobe.diagnose.suspects import Suspect
     from draftprobe.drafter.wiring import Tap
     from draftprobe.measure.interval import Estimate
     from draftprobe.measure.summary import Summary
@@ -95,6 +98,9 @@ class Verdict:
         findings: what is wrong; replays: the figures of each wiring that was replayed.
         not_evaluated: what was not checked.
         slots: what each witness says of each slot; claims: what became of each claim.
+        wires: what the joint search says of every wire but the taps; None where it was not run.
+        suspects: single cuts by how near they come to the served rates; a ranking, no verdict.
+        quality: figures of weights and text; None where they were not taken.
         mend: per engine.
         provenance: versions, digests, files, command.
     """
@@ -110,6 +116,9 @@ class Verdict:
     not_evaluated: tuple[NotEvaluated, ...]
     slots: tuple[SlotEvidence, ...] = ()
     claims: tuple[ClaimCheck, ...] = ()
+    wires: Joint | None = None
+    suspects: tuple[Suspect, ...] = ()
+    quality: Quality | None = None
     mend: tuple[Mend, ...] = ()
     provenance: dict[str, Any] = field(default_factory=dict)
 
@@ -130,6 +139,9 @@ class Verdict:
             "not_evaluated": [asdict(entry) for entry in self.not_evaluated],
             "slots": [asdict(slot) | {"tied": list(slot.tied)} for slot in self.slots],
             "claims": [asdict(claim) for claim in self.claims],
+            "wires": None if self.wires is None else self.wires.to_json(),
+            "suspects": [asdict(suspect) for suspect in self.suspects],
+            "quality": None if self.quality is None else asdict(self.quality),
             "mend": [asdict(mend) for mend in self.mend],
             "provenance": self.provenance,
         }

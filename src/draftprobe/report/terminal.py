@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING
 from draftprobe.drafter.wiring import tap_name
 
 if TYPE_CHECKING:
+    from draftprobe.diagnose.joint import Joint, WireEvidence
+    from draftprobe.diagnose.quality import Quality
     from draftprobe.diagnose.slots import SlotEvidence
+    from draftprobe.diagnose.suspects import Suspect
     from draftprobe.diagnose.verdict import Verdict
     from draftprobe.measure.interval import Estimate
     from draftprobe.measure.summary import Summary
@@ -38,8 +41,14 @@ def render(verdict: Verdict) -> Iterator[str]:
             yield _line("", f"acceptance length lost: {number(finding.severity)}")
     for slot in verdict.slots:
         yield _line(f"slot {slot.slot}", _slot(slot))
+    if verdict.wires is not None:
+        yield from _wires(verdict.wires)
     for summary in verdict.replays:
         yield from _replay(summary)
+    for suspect in verdict.suspects[:MOST]:
+        yield _line("suspect", _suspect(suspect))
+    if verdict.quality is not None:
+        yield from _quality(verdict.quality)
     for mend in verdict.mend:
         yield _line("mend", f"{mend.engine} {mend.version}: {mend.note}")
         yield from (" " * LABEL + line for line in mend.diff.splitlines())
@@ -61,6 +70,48 @@ def _slot(slot: SlotEvidence) -> str:
     told = " or ".join(map(tap_name, slot.tied[:MOST])) + (" ..." if slot.tied[MOST:] else "")
     disagree = "; THEY DISAGREE" if slot.disagree else ""
     return f"{told}: replay {replayed}; weights {weights}{disagree}"
+
+
+def _wires(joint: Joint) -> Iterator[str]:
+    right = [wire.wire for wire in joint.of("right")]
+    yield _line(
+        "wires",
+        f"{len(right)} beat their other values, {joint.wirings} wirings on {joint.chains:,} chains "
+        f"of {joint.sequences} sequences",
+    )
+    for wire in joint.of("open", "ambiguous", "harmless"):
+        told = f"served {wire.served}, likelier {wire.wanted}"
+        yield _line(wire.status, f"{wire.wire}: {told}; loss {_loss(wire)}")
+    for wire in joint.of("not separable"):
+        others = ", ".join(
+            f"{tied.value} ({'the same' if tied.same else number(tied.acceptance)})"
+            for tied in wire.tied
+        )
+        yield _line("tied", f"{wire.wire}: {wire.served} or {others}")
+
+
+def _loss(wire: WireEvidence) -> str:
+    text = "not measured" if wire.loss is None else number(wire.loss)
+    if wire.rivals:
+        text += f"; or {' or '.join(wire.rivals[:MOST])}"
+    return text if wire.needed is None else f"{text}; about {wire.needed:,} tokens would decide"
+
+
+def _suspect(suspect: Suspect) -> str:
+    rates = " / ".join(f"{rate.value:.2f}" for rate in suspect.rates if rate.value is not None)
+    name = suspect.wire if suspect.finding is None else f"{suspect.wire} {suspect.value}"
+    return f"{name} predicts {rates}, {suspect.distance:.1f} standard errors from what was served"
+
+
+def _quality(quality: Quality) -> Iterator[str]:
+    kinds = ", ".join(f"{kind.kind} {kind.top1.value:.3f}" for kind in quality.kinds)
+    if kinds:
+        yield _line("text", f"step 1 by kind: {kinds}")
+    told = [] if quality.agreement is None else [f"target's own choice {number(quality.agreement)}"]
+    if quality.distinct_bigrams is not None:
+        told.append(f"distinct bigrams {quality.distinct_bigrams:.2f}")
+    if told:
+        yield _line("", ", ".join(told))
 
 
 def _replay(summary: Summary) -> Iterator[str]:
