@@ -11,6 +11,7 @@ from make_cases import CASES, FOLDER, TWIN_OPTIONS, TWINS
 import draftprobe
 from draftprobe.diagnose.checks.catalogue import STATIC
 from draftprobe.diagnose.checks.inspection import Asked, inspect
+from draftprobe.diagnose.compare.findings import COMPARED
 from draftprobe.drafter.wiring import parse_taps
 from draftprobe.report.findings import SECTIONS, ids, read_page
 
@@ -93,12 +94,12 @@ def in_code():
 
 
 def test_every_id_in_the_code_is_static_or_diagnoses():
-    assert set(STATIC) <= in_code() <= set(STATIC) | BY_DIAGNOSE
+    assert set(STATIC) <= in_code() <= set(STATIC) | BY_DIAGNOSE | set(COMPARED)
     assert not set(STATIC) & BY_DIAGNOSE
 
 
 def test_every_id_has_a_page_with_every_section():
-    assert set(ids()) == set(STATIC) | BY_DIAGNOSE
+    assert set(ids()) == set(STATIC) | BY_DIAGNOSE | set(COMPARED)
     for identifier in ids():
         page = read_page(identifier.lower())
         assert page.text.startswith(f"# {identifier}: {page.title}\n")

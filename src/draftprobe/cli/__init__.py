@@ -13,6 +13,7 @@ import typer
 
 from draftprobe.cli import (
     capture,
+    compare,
     convert,
     decode,
     demo,
@@ -62,6 +63,7 @@ app.command()(train.train)
 app.command()(selftest.selftest)
 app.command()(inspect.inspect)
 app.command()(diagnose.diagnose)
+app.command()(compare.compare)
 app.command()(replay.replay)
 app.command()(decode.decode)
 app.command()(mend.mend)

@@ -89,7 +89,7 @@ def identify(dump: Dump, reference: States, limit: int = 2048) -> tuple[Match, .
             f"{reference.provenance.hidden_size}; capture them from the dump's target"
         )
     errors: list[dict[Tap, list[torch.Tensor]]] = [{} for _ in dump.slots]
-    index, tokens = _Index(reference), 0
+    index, tokens = Index(reference), 0
     for one in dump.stream():
         found = index.find(one)
         if found is None:
@@ -132,7 +132,7 @@ def _match(collected: dict[Tap, list[torch.Tensor]], floor: float, tokens: int) 
     return Match(tuple(sorted(errors, key=lambda error: error.median)), floor, tokens)
 
 
-class _Index:
+class Index:
     """Finds the reference sequence that begins as a dump's sequence does."""
 
     def __init__(self, reference: States) -> None:
