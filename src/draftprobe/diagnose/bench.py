@@ -11,6 +11,8 @@ compare on all tokens, and no single token decides.
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import log
 
@@ -100,7 +102,8 @@ class Bench:
             batch_of(states, part, [chosen[i] for i in part], device)
             for part in (order[i : i + BLOCK] for i in range(0, len(order), BLOCK))
         ]
-        self.looks = _looks(len(self._blocks))
+        self._order = tuple(range(len(self._blocks)))
+        self.looks = _looks(len(self._order))
         self.replays = 0
         self._parts: dict[tuple[Wiring, int], Part] = {}
         self._fused: dict[tuple, torch.Tensor] = {}
@@ -108,7 +111,23 @@ class Bench:
     @property
     def sequences(self) -> int:
         """Sequences in all."""
-        return sum(len(block.index) for block in self._blocks)
+        return sum(len(self._blocks[number].index) for number in self._order)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of sequences that may be replayed."""
+        return len(self._order)
+
+    def part(self, numbers: Sequence[int]) -> Bench:
+        """A bench of some of the blocks, in this order; what is replayed is shared."""
+        other = copy.copy(self)
+        other._order = tuple(self._order[number] for number in numbers)
+        other.looks, other.replays = _looks(len(other._order)), 0
+        return other
+
+    def members(self) -> list[int]:
+        """The sequences, in the order of the blocks."""
+        return [index for number in self._order for index in self._blocks[number].index]
 
     def allows(self, wiring: Wiring) -> bool:
         """Whether everything that the wiring asks for is at hand."""
@@ -124,7 +143,7 @@ class Bench:
         Raises:
             InputError: something is not at hand, or scores that are NaN or infinite.
         """
-        numbers = range(len(self._blocks) if look is None else look)
+        numbers = self._order[:look]
         missing = [n for n in numbers if (wiring, n) not in self._parts]
         if missing:
             drafter = rewire(self.drafter, wiring, self.parts)

@@ -24,7 +24,7 @@ from draftprobe.diagnose.told import findings as _findings
 from draftprobe.diagnose.told import headline as _headline
 from draftprobe.diagnose.told import unjudged as _unjudged
 from draftprobe.diagnose.verdict import Confidence, Kind, NotEvaluated, Verdict
-from draftprobe.diagnose.wires import Facts, changed, facts_of
+from draftprobe.diagnose.wires import changed, facts_of
 from draftprobe.diagnose.witness import Witness, sample_states, testify
 from draftprobe.drafter.model import Drafter
 from draftprobe.drafter.parts import Parts, parts_of, rewire
@@ -36,7 +36,8 @@ from draftprobe.measure.summary import paired, summarise
 from draftprobe.states.record import States
 
 _REPLAYED = 8  # members of a slot's tie set whose cost is replayed
-_STEPS = 3  # draft steps of the chains on which wires are compared
+STEPS = 3
+"""Draft steps of the chains on which wires are compared."""
 
 Say = Callable[[str], None]
 Replay = Callable[[tuple[Tap, ...]], Observations]
@@ -59,12 +60,23 @@ class Served:
     rope: Rope | None = None
 
 
-class _Questions:
-    """The searches of one diagnosis; each is run once for the wires it depends on."""
+class Questions:
+    """What a diagnosis asks of weights and text; each search is run once for its wires.
+
+    Attributes:
+        witness: what fc's weights say of the taps, whatever the other wires.
+    """
 
     def __init__(
-        self, drafter: Drafter, states: States, served: Served, limits: Limits, seed: int, say: Say
+        self,
+        drafter: Drafter,
+        states: States,
+        served: Served,
+        limits: Limits,
+        seed: int,
+        say: Say = lambda stage: None,
     ) -> None:
+        """Question the weights; all else is asked when it is needed."""
         self.drafter, self.states, self.served = drafter, states, served
         self.limits, self.seed, self.say = limits, seed, say
         self._key: Wiring | None = None
@@ -73,34 +85,54 @@ class _Questions:
         self.witness = testify(drafter.fc.weight.detach(), sample_states(states), seed)
 
     def wired(self, wiring: Wiring) -> Drafter:
+        """The drafter under a wiring."""
         return rewire(self.drafter, wiring, self.served.parts)
 
     def searched(self, wiring: Wiring) -> tuple[Pool, Search]:
         """The taps' search under a wiring; the last one is kept, as its pool is large."""
-        some = (self.states.boundaries[0],) * self.drafter.shape.taps
-        key = replace(wiring, taps=some, feedback="pre_norm", token_advance=1, position_advance=1)
+        key = self.key(wiring)
         if self._found is None or key != self._key:
             self._found = None
             slots, many = self.drafter.shape.taps, len(self.states.boundaries)
             self.say(f"projecting {many} boundaries through {slots} slots")
-            pool = Pool(self.wired(replace(wiring, taps=some)), self.states, limits=self.limits)
+            pool = Pool(self.wired(key), self.states, limits=self.limits)
             self.say("searching for the taps that the weights want, by replay")
             self._key, self._found = key, (pool, search(pool, seed=self.seed))
         return self._found
 
-    def propose(self, wiring: Wiring) -> tuple[Wiring, ...]:
-        """The taps that both witnesses want, those that are served, and the weights' alone."""
-        pool, found = self.searched(wiring)
-        slots = combine(found, self.witness)
-        wanted = wanted_taps(found, slots, pool)
-        alone = tuple(
-            slot.weights[0] if slot.weights else tap
-            for slot, tap in zip(slots, wanted, strict=True)
-        )
-        given = (wanted, self.served.taps, alone)
+    def key(self, wiring: Wiring) -> Wiring:
+        """What the search of taps depends on: no taps, and no wire that shows from step 2 on."""
+        some = (self.states.boundaries[0],) * self.drafter.shape.taps
+        return replace(wiring, taps=some, feedback="pre_norm", token_advance=1, position_advance=1)
+
+    def propose(self, wiring: Wiring, look: bool) -> tuple[Wiring, ...]:
+        """Taps worth trying; see ``joint.Propose``."""
+        named = [slot.named[0] for slot in self.witness.slots if slot.named]
+        whole = len(named) == self.drafter.shape.taps
+        given = [self.served.taps, tuple(named) if whole else None]
+        if look:
+            pool, found = self.searched(wiring)
+            slots = combine(found, self.witness)
+            wanted = wanted_taps(found, slots, pool)
+            alone = tuple(
+                slot.weights[0] if slot.weights else tap
+                for slot, tap in zip(slots, wanted, strict=True)
+            )
+            given = [wanted, *given, alone]
         return tuple(replace(wiring, taps=taps) for taps in dict.fromkeys(given) if taps)
 
+    def bench(self, steps: int) -> Bench | None:
+        """Chains to compare wires on, of as many steps as the text allows; None if of none."""
+        base = self.wired(self.key(self.served.wiring))
+        for length in range(min(steps, STEPS), 0, -1):
+            try:
+                return Bench(base, self.served.parts, self.states, length, Sample(seed=self.seed))
+            except InputError:
+                continue
+        return None
+
     def replay(self, wiring: Wiring, steps: int) -> Observations:
+        """The drafter under a wiring on all counted tokens."""
         return observe(self.wired(wiring), self.states, steps)
 
 
@@ -135,8 +167,32 @@ def diagnose(
     """
     if not isinstance(served, Served):
         served = Served(served, drafter.wiring, parts_of(drafter))
-    ask = _Questions(drafter, states, served, limits or Limits(), seed, say)
-    wires, bench, facts = _wires(ask, steps, seed)
+    ask = Questions(drafter, states, served, limits or Limits(), seed, say)
+    evidence, found, bench = investigate(ask, claims, steps)
+    wanted = evidence.joint.wanted if evidence.joint else served.wiring
+    wanted = replace(wanted, taps=evidence.wanted)
+    suspected: tuple[Suspect, ...] = ()
+    if claims.rates and bench is not None:
+        say("replaying every single cut for the served rates")
+        facts = facts_of(drafter, served.parts, states.provenance.layers, served.rope)
+        suspected = suspects(bench, facts, wanted, served.taps, claims.rates)
+    say("asking how good weights and text are")
+    told = quality(ask.wired(wanted), states, served.parts)
+    verdict = verdict_of(evidence, not_evaluated, provenance, suspected, told)
+    return verdict, found, ask.witness
+
+
+def investigate(
+    ask: Questions, claims: Claims, steps: int
+) -> tuple[Evidence, Search, Bench | None]:
+    """All wires together, then the taps under the wanted ones; the bench is None without chains."""
+    served, states, say = ask.served, ask.states, ask.say
+    bench, wires = ask.bench(steps), None
+    if bench is not None:
+        facts = facts_of(ask.drafter, served.parts, states.provenance.layers, served.rope)
+        say("replaying each wire's other values from the served wiring")
+        some = served.taps or ask.key(served.wiring).taps
+        wires = joint(bench, facts, replace(served.wiring, taps=some), ask.propose, say)
     wanted = wires.wanted if wires else served.wiring
     pool, found = ask.searched(wanted)
     say("replaying the best wiring" + (" and the served one" if served.taps else ""))
@@ -147,39 +203,10 @@ def diagnose(
     evidence = weigh(found, ask.witness, pool, replay, states, served.taps, claims)
     if wires is not None:
         evidence = _with_wires(evidence, wires, ask, steps)
-    suspected: tuple[Suspect, ...] = ()
-    if claims.rates and bench is not None and facts is not None:
-        say("replaying every single cut for the served rates")
-        best = replace(wanted, taps=evidence.wanted)
-        suspected = suspects(bench, facts, best, served.taps, claims.rates)
-    say("asking how good weights and text are")
-    told = quality(ask.wired(replace(wanted, taps=evidence.wanted)), states, served.parts)
-    verdict = verdict_of(evidence, not_evaluated, provenance, suspected, told)
-    return verdict, found, ask.witness
+    return evidence, found, bench
 
 
-def _wires(
-    ask: _Questions, steps: int, seed: int
-) -> tuple[Joint | None, Bench | None, Facts | None]:
-    """The joint search; nothing where no chain of counted tokens is long enough."""
-    served, states = ask.served, ask.states
-    start = replace(served.wiring, taps=(states.boundaries[0],) * ask.drafter.shape.taps)
-    base, bench = ask.wired(start), None
-    for length in range(min(steps, _STEPS), 0, -1):
-        try:
-            bench = Bench(base, served.parts, states, length, Sample(seed=seed))
-            break
-        except InputError:
-            if length == 1:
-                return None, None, None
-    assert bench is not None
-    facts = facts_of(base, served.parts, states.provenance.layers, served.rope)
-    ask.say("replaying each wire's other values from the served wiring")
-    taps = served.taps or start.taps
-    return joint(bench, facts, replace(start, taps=taps), ask.propose, ask.say), bench, facts
-
-
-def _with_wires(evidence: Evidence, wires: Joint, ask: _Questions, steps: int) -> Evidence:
+def _with_wires(evidence: Evidence, wires: Joint, ask: Questions, steps: int) -> Evidence:
     """The evidence with what the joint search found, what is served replayed as it is served."""
     served = ask.served
     evidence = replace(evidence, joint=wires)

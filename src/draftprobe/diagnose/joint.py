@@ -33,8 +33,9 @@ _RATIO = 0.5  # step-2 accuracy over step 1's, below which the loop was hardly t
 _ROUNDS = 12
 
 Status = Literal["right", "cut", "ambiguous", "open", "harmless", "not separable", "nothing to try"]
-Propose = Callable[[Wiring], Sequence[Wiring]]
-"""A wiring -> the same wires with the taps that weights and text suggest under them."""
+Propose = Callable[[Wiring, bool], Sequence[Wiring]]
+"""A wiring -> the same wires with the taps that are served and that the weights name; with true,
+first of all those that a search finds under these wires. Without it there may be none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,18 +185,17 @@ class _Ascent:
 
     # ---- the way up -----------------------------------------------------------------------
 
-    def ascend(self, now: Wiring, looks: Sequence[int]) -> tuple[Wiring, dict[Wiring, Duel]]:
-        """Single wires, the clearest help first, until none helps; and the last round's duels."""
+    def ascend(self, now: Wiring, looks: Sequence[int]) -> Wiring:
+        """Single wires, the clearest help first, until none helps."""
         visited = {now}
-        duels: dict[Wiring, Duel] = {}
         for _ in range(_ROUNDS):
-            found, duels = self.movers(now, neighbours(now, self.facts), looks)
+            found, _ = self.movers(now, neighbours(now, self.facts), looks)
             fresh = [w for _, w in found if w not in visited]
             if not fresh:
-                return now, duels
+                break
             now = fresh[0]
             visited.add(now)
-        return now, duels
+        return now
 
     def pairs(self, now: Wiring) -> Wiring:
         """The pair of wires whose change helps most, on the first look; ``now`` if none does."""
@@ -211,22 +211,30 @@ class _Ascent:
         found, _ = self.movers(now, both[: self.budget], self.bench.looks[:1])
         return found[0][1] if found else now
 
-    def settle(self, served: Wiring, propose: Propose) -> tuple[Wiring, dict[Wiring, Duel]]:
-        """From every proposal of taps a coarse ascent; the best of them on all looks."""
-        looks, best, base = self.bench.looks, served, None
+    def settle(self, served: Wiring, propose: Propose) -> Wiring:
+        """Coarse ascents from what is known of the taps, then from what a search finds; the best.
+
+        The taps are searched again where a wire of step 1 has changed.
+        """
+        looks = self.bench.looks
+        best = self.climb(propose(served, False) or propose(served, True))
         for turn in range(3):
-            if base is not None and not _step_one(base, best):
-                break
-            base = best
-            starts = dict.fromkeys([best, *propose(best)] if turn else [*propose(best)])
-            ends = [
-                self.ascend(start, looks[:1])[0] for start in starts if self.bench.allows(start)
-            ]
-            best = self.best([*ends, best] if turn else ends)
-            if self.guessing(best):
+            before = best
+            found = [*propose(best, True)]
+            if turn == 0 and self.guessing(best):
+                found += [*propose(served, True)]
+            best = self.climb([best, *found])
+            if turn == 0 and self.guessing(best):
                 self.say("replaying pairs of wires: no single one lifts the drafter over a guess")
-                best = self.ascend(self.pairs(best), looks[:1])[0]
+                best = self.ascend(self.pairs(best), looks[:1])
+            if not _step_one(before, best):
+                break
         return self.ascend(best, looks)
+
+    def climb(self, starts: Sequence[Wiring]) -> Wiring:
+        """The best end of coarse ascents from these."""
+        allowed = [start for start in dict.fromkeys(starts) if self.bench.allows(start)]
+        return self.best([self.ascend(start, self.bench.looks[:1]) for start in allowed])
 
     def best(self, wirings: Sequence[Wiring]) -> Wiring:
         """The first that no other clearly beats with more accepted drafts."""
@@ -308,11 +316,11 @@ def joint(
         budget: most pairs of wires that are tried.
     """
     search = _Ascent(bench, facts, budget, say)
-    best, _ = search.settle(served, propose)
+    best = search.settle(served, propose)
     start = _with_taps(served, best)
     wanted = search.needed_changes(start, best)
     if wanted != best:
-        wanted = search.needed_changes(start, search.ascend(wanted, bench.looks)[0])
+        wanted = search.needed_changes(start, search.ascend(wanted, bench.looks))
     say("comparing each wire's values under the wanted wiring")
     _, duels = search.movers(wanted, neighbours(wanted, facts), bench.looks)
     wires = tuple(
