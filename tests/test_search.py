@@ -199,7 +199,11 @@ def test_a_pool_too_large_for_memory(tmp_path):
     whole = Pool(made, states)
     need = sum(
         tensor.numel() * 4
-        for tensor in (whole._hidden_half, whole._projections, *whole._products.values())
+        for tensor in (
+            whole._made._hidden_half,
+            whole._made._projections,
+            *whole._made._products.values(),
+        )
     )
     half = Pool(made, states, limits=Limits(memory=need // 2))
     assert len(half.sequence.unique()) == 20

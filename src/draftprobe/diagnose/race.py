@@ -91,7 +91,7 @@ class Race:
         """Nats per token behind the likeliest of the tuples, and the standard errors."""
         tokens = self.tokens[:look]
         _, line = self.pool.sequence[tokens].unique(return_inverse=True)
-        likely = torch.stack([self.pool.log_likelihood(taps, tokens) for taps in tuples])
+        likely = self.pool.log_likelihoods(tuples, tokens)
         behind = likely[likely.mean(-1).argmax()] - likely  # [K, look]
         cost = behind.mean(-1, keepdim=True)
         groups = torch.zeros(len(tuples), int(line.max()) + 1, dtype=torch.float64)

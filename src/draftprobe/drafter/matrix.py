@@ -6,6 +6,9 @@ whole: blocks of its rows are, into one buffer. Knows no drafter.
 
 from __future__ import annotations
 
+import time
+from functools import cache
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -16,7 +19,7 @@ _BLOCK = 2**24  # numbers of a weight that are converted at a time
 def product(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """x W' + b in the dtype of x: [..., I] and [O, I] -> [..., O]."""
+    """X W' + b in the dtype of x: [..., I] and [O, I] -> [..., O]."""
     if x.dtype == weight.dtype:
         return F.linear(x, weight, bias)
     rows = max(1, _BLOCK // weight.shape[1])
@@ -41,3 +44,24 @@ def finite(tensor: torch.Tensor) -> bool:
     """Whether every number is; looked through in pieces, so that a mapped tensor stays mapped."""
     flat = tensor.reshape(-1)
     return all(bool(torch.isfinite(piece).all()) for piece in flat.split(_BLOCK))
+
+
+@cache
+def speed(dtype: torch.dtype, device: str) -> float:
+    """Multiply-adds per second of a matrix product here, measured once (well under a second)."""
+    x = torch.ones(512, 2048, dtype=dtype, device=device)
+    weight = torch.ones(2048, 2048, dtype=dtype, device=device)
+    best = float("inf")
+    for _ in range(4):  # the first one warms up
+        start = time.perf_counter()
+        float((x @ weight)[0, 0])  # read back, so that it is done
+        best = min(best, time.perf_counter() - start)
+    return 512 * 2048 * 2048 / best
+
+
+def quick_dtype(weight: torch.Tensor, dtype: torch.dtype) -> torch.dtype:
+    """The weight's own dtype where this machine multiplies faster in it than in ``dtype``."""
+    if weight.dtype != torch.bfloat16 or dtype == torch.bfloat16:
+        return dtype
+    device = str(weight.device)
+    return weight.dtype if speed(weight.dtype, device) > speed(dtype, device) else dtype

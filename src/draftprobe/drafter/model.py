@@ -37,8 +37,8 @@ WORKING_SET = 2**23
 """Numbers in the largest tensor that is made at a time: attention weights, states, logits."""
 
 RESIDENT = 2**31
-"""Bytes that a drafter's weights may take in the dtype that is computed in; above, its matrices stay
-in their file, mapped."""
+"""Bytes that a drafter's weights may take in the dtype that is computed in; above, its matrices
+stay in their file, mapped."""
 
 
 def pick(x: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
@@ -401,7 +401,7 @@ def load_drafter(
         embedding: the target's table [V, H]; unused where the wiring says the drafter's own.
         head: the target's head [V, H]; used where the wiring says the target's.
         dtype: to compute in. The matrices of a drafter that would take over :data:`RESIDENT` bytes
-            in it stay mapped, in their file's dtype, and are converted by blocks when they are used.
+            in it stay mapped, in their file's dtype, and are converted by blocks when used.
 
     Raises:
         InputError: another family's folder; a tensor is missing, has another shape, is quantised,
