@@ -23,7 +23,8 @@ from dataclasses import dataclass
 import torch
 
 STATISTICS = ("diaglog", "aniso", "align", "top16")
-_TOP = 16
+TOP = 16
+"""Strongest directions of a block that ``top16`` looks at."""
 _DRAWS = 16_384  # columns of random blocks drawn in all, within 24 to 128 blocks
 _SMALL, _TINY = 1e-20, 1e-300  # floors of float32 and float64 values
 
@@ -59,7 +60,7 @@ def block_of(weight: torch.Tensor) -> Block:
     log = (w.clamp(min=0) + floor).log()
     log = log - log.mean()
     log = log / log.norm().clamp(min=_TINY)
-    return Block(weight.float(), gram, ((u * log) @ u.T).float(), u[:, -_TOP:])
+    return Block(weight.float(), gram, ((u * log) @ u.T).float(), u[:, -TOP:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +78,16 @@ class Directions:
     basis: torch.Tensor | None
 
 
-def directions_of(h: torch.Tensor, with_basis: bool) -> Directions:
-    """The directions of states [N, H]; ``with_basis`` says that N suffices for V."""
+def unit(h: torch.Tensor) -> torch.Tensor:
+    """States [N, H], channels divided by their RMS, at unit length: float32."""
     z = h.float()
     z = z / z.square().mean(0).sqrt().clamp(min=_SMALL)
-    z = z / z.norm(dim=1, keepdim=True).clamp(min=_SMALL)
+    return z / z.norm(dim=1, keepdim=True).clamp(min=_SMALL)
+
+
+def directions_of(h: torch.Tensor, with_basis: bool) -> Directions:
+    """The directions of states [N, H]; ``with_basis`` says that N suffices for V."""
+    z = unit(h)
     moment = (z.T @ z).double() / len(z)
     spectrum, v = torch.linalg.eigh(moment)
     return Directions(moment, spectrum.clamp(min=0), v.float() if with_basis else None)
@@ -123,11 +129,18 @@ class Null:
         return torch.stack([self.diaglog, _sd_of_log(self.energy), align, top16], dim=-1)
 
 
-def draw_null(rows: int, hidden: int, generator: torch.Generator) -> Null:
+def draws(hidden: int) -> int:
+    """How many random blocks are drawn."""
+    return min(128, max(24, _DRAWS // hidden))
+
+
+def draw_null(
+    rows: int, hidden: int, generator: torch.Generator, device: torch.device | str = "cpu"
+) -> Null:
     """Blocks of the size of a drafter's own, seen in the basis V of any state."""
     blocks = [
-        block_of(torch.randn(rows, hidden, generator=generator, dtype=torch.float64))
-        for _ in range(min(128, max(24, _DRAWS // hidden)))
+        block_of(torch.randn(rows, hidden, generator=generator, dtype=torch.float64).to(device))
+        for _ in range(draws(hidden))
     ]
     return Null(
         torch.stack([block.log.diagonal().double().square().sum() for block in blocks]),

@@ -234,7 +234,7 @@ class Pool:
         """Scores [m, rows of the head that are scored], float32."""
         o = o.float()
         if self._head is None:
-            return self._drafter.logits(o).float()
+            return self._drafter.logits(o)
         return product(self._drafter.norm(o) if self._drafter.wiring.head_norm else o, self._head)
 
 

@@ -106,7 +106,7 @@ class Projections:
         square = self._squares[places[:, :, None], rows[:, None]].mean(1)
         return (square + self._drafter.input_norm.epsilon).rsqrt()
 
-    def _allocate(self, windows: list[Window]) -> None:
+    def _allocate(self, windows: Sequence[Window]) -> None:
         shape, choices = self._drafter.shape, self._choices
         ends = torch.tensor([window.rows for window in windows]).cumsum(0)
         rows, total = int(ends[-1]), sum(len(window.scored) for window in windows)

@@ -7,18 +7,39 @@ the true boundary is not among its candidates: it then names the nearest ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import log
 from typing import Literal
 
 import torch
 
-from draftprobe.diagnose.imprint import STATISTICS, block_of, directions_of, draw_null, imprint
-from draftprobe.drafter.checkpoint import read_tensor
+from draftprobe.diagnose.imprint import (
+    STATISTICS,
+    block_of,
+    directions_of,
+    draw_null,
+    draws,
+    imprint,
+)
+from draftprobe.diagnose.sketch import sketch
+from draftprobe.diagnose.tokens import SKIPPED, Sample, sample_states
 from draftprobe.drafter.wiring import Tap, tap_name, taps_name
 from draftprobe.errors import InputError
-from draftprobe.states.record import States
+
+__all__ = [
+    "CLOSE",
+    "DECISIVE",
+    "EXCEEDS",
+    "STATISTICS",
+    "WIDEST",
+    "Reading",
+    "Sample",
+    "SlotWitness",
+    "Witness",
+    "sample_states",
+    "testify",
+]
 
 DECISIVE = ("diaglog", "aniso")
 """The statistics that decide; ``align`` and ``top16`` turn round as training converges."""
@@ -34,7 +55,7 @@ WIDEST = 4
 CLOSE = 0.9
 """A boundary that stands this share of the best one's distance above the null is not told apart."""
 
-_SKIPPED = 4  # first tokens of a sequence: attention sinks with massive activations
+_DEAR = 1.5e14  # operations of all eigenproblems that a CPU is asked, an hour or so
 _FEWEST = 8  # sequences that may be split into halves
 _SPLITS = 4  # each into two halves
 _FINALISTS = 4  # boundaries that the halves compare, per slot and statistic
@@ -46,8 +67,9 @@ class Reading:
 
     Attributes:
         statistic: its name.
-        values: None where the sample has fewer tokens than H and the statistic needs them.
-        null_mean: of random blocks; null_sd: their spread.
+        values: None where the statistic needs principal directions, and tokens are fewer than H
+            or H is so large that a CPU is not asked.
+        null_mean: of random blocks; null_sd: their spread; both empty where there are no values.
         votes: halves of the sample on which each boundary is the best; all zero where no half was
             asked, as the statistic is silent anyway.
         named: boundaries it cannot tell apart, best first; empty where it is silent.
@@ -144,64 +166,6 @@ class Witness:
         return tuple(self.boundaries[index] for index in best)
 
 
-@dataclass(frozen=True)
-class Sample:
-    """Tokens to look at, their states read boundary by boundary.
-
-    Attributes:
-        boundaries: candidates.
-        layers: L of the target.
-        sequence: int64 [N], the text that each token belongs to.
-        read: boundary -> states [N, H].
-    """
-
-    boundaries: tuple[Tap, ...]
-    layers: int
-    sequence: torch.Tensor
-    read: Callable[[Tap], torch.Tensor]
-
-
-def sample_states(
-    states: States, tokens: int | None = None, boundaries: Iterable[Tap] | None = None
-) -> Sample:
-    """At most ``tokens`` tokens (8 H if None), spread evenly over sequences and within them.
-
-    Raises:
-        InputError: a boundary is not recorded; when read: a state is NaN or infinite.
-    """
-    chosen = states.boundaries if boundaries is None else tuple(boundaries)
-    states.require(chosen)
-    rows, sequence = _spread(states.lengths, tokens or 8 * states.provenance.hidden_size)
-
-    def read(tap: Tap) -> torch.Tensor:
-        h = read_tensor(states.tensors[tap_name(tap)])[rows]
-        if not torch.isfinite(h).all():
-            raise InputError(
-                f"{states.path}: {tap_name(tap)} holds NaN or infinite values; capture again, in "
-                "bfloat16 or float32 if the states overflowed"
-            )
-        return h
-
-    return Sample(chosen, states.provenance.layers, sequence, read)
-
-
-def _spread(lengths: Sequence[int], tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of the file and the sequence of each: one quota for every sequence, or all it has."""
-    sizes = [max(0, n - 1 - _SKIPPED) for n in lengths]
-    quota = max(sizes)
-    while quota > 1 and sum(min(size, quota) for size in sizes) > tokens:
-        quota -= 1
-    rows: list[int] = []
-    sequence: list[int] = []
-    start = 0
-    for index, size in enumerate(sizes):
-        take = min(size, quota)
-        rows += [start + _SKIPPED + i * size // take for i in range(take)]
-        sequence += [index] * take
-        start += lengths[index] - 1
-    return torch.tensor(rows, dtype=torch.long), torch.tensor(sequence, dtype=torch.long)
-
-
 def testify(fc: torch.Tensor, sample: Sample, seed: int) -> Witness:
     """Question fc's weights about every slot.
 
@@ -215,7 +179,7 @@ def testify(fc: torch.Tensor, sample: Sample, seed: int) -> Witness:
         InputError: fc does not fit the states, or the sample is empty.
     """
     if not len(sample.sequence):
-        raise InputError(f"states: expected sequences of over {_SKIPPED + 1} tokens, found none")
+        raise InputError(f"states: expected sequences of over {SKIPPED + 1} tokens, found none")
     hidden = sample.read(sample.boundaries[0]).shape[1]
     if fc.dim() != 2 or fc.shape[1] % hidden:
         raise InputError(
@@ -225,8 +189,13 @@ def testify(fc: torch.Tensor, sample: Sample, seed: int) -> Witness:
     generator = torch.Generator().manual_seed(seed)
     weights = fc.split(hidden, dim=1)
     halves = _halves(sample.sequence, fc.shape[0], generator)
-    few = _too_few(sample.sequence, halves, hidden)
-    table = _measure(weights, sample, hidden, generator)
+    dear = _too_dear(weights, sample, halves)
+    few = dear or _too_few(sample.sequence, halves, hidden)
+    if dear or len(sample.sequence) < hidden:
+        table = _readings(sample, *sketch(weights, sample, generator))
+        halves = []
+    else:
+        table = _readings(sample, *_measure(weights, sample, generator))
     votes = _votes(weights, sample, halves, table, with_basis=few is None)
     slots = tuple(
         _decide(slot, tuple(_conclude(r, v, sample, few) for r, v in zip(*rows, strict=True)))
@@ -277,34 +246,57 @@ def _too_few(sequence: torch.Tensor, halves: Sequence[_Half], hidden: int) -> st
     return None
 
 
-def _measure(
-    weights: Sequence[torch.Tensor], sample: Sample, hidden: int, generator: torch.Generator
-) -> list[list[Reading]]:
-    """All four statistics of every slot on the whole sample: readings that name nothing yet."""
-    blocks = [block_of(weight) for weight in weights]
-    null = draw_null(len(weights[0]), hidden, generator)
+def _too_dear(
+    weights: Sequence[torch.Tensor], sample: Sample, halves: Sequence[_Half]
+) -> str | None:
+    """Why principal directions are not asked for, about 10 H^3 operations each; None if they are.
+
+    A GPU is always asked.
+    """
+    hidden = weights[0].shape[1]
+    problems = len(sample.boundaries) + len(weights) + draws(hidden)
+    problems += len(halves) * len(weights) * (1 + _FINALISTS)
+    cost = 10 * hidden**3
+    if problems * cost <= _DEAR or weights[0].device.type != "cpu":
+        return None
+    return (
+        f"{problems} eigenproblems of hidden size {hidden}, {cost / 1e12:.1f} TFLOP each, are "
+        "not asked of a CPU; use --device cuda"
+    )
+
+
+Table = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Values [slots, 4, C], and of the null mean and spread [4, C]; NaN where not measured."""
+
+
+def _measure(weights: Sequence[torch.Tensor], sample: Sample, generator: torch.Generator) -> Table:
+    """All four statistics of every slot on the whole sample."""
+    blocks, device = [block_of(weight) for weight in weights], weights[0].device
+    rows, hidden = weights[0].shape
+    null = draw_null(rows, hidden, generator, device)
     columns, random = [], []
     for tap in sample.boundaries:
-        state = directions_of(sample.read(tap), with_basis=len(sample.sequence) >= hidden)
+        state = directions_of(sample.read(tap).to(device), with_basis=True)
         columns.append(torch.stack([imprint(block, state) for block in blocks]))
         random.append(null.values(state))
-    values = torch.stack(columns, -1)  # [slots, 4, C]
     sd, mean = torch.std_mean(torch.stack(random, -1), dim=0)  # [4, C]
-    return [
-        [
-            Reading(
-                statistic=name,
-                values=None if slot[i].isnan().any() else tuple(slot[i].tolist()),
-                null_mean=tuple(mean[i].tolist()),
-                null_sd=tuple(sd[i].tolist()),
-                votes=(0,) * len(sample.boundaries),
-                named=(),
-                silent=None,
-            )
-            for i, name in enumerate(STATISTICS)
-        ]
-        for slot in values
-    ]
+    return torch.stack(columns, -1), mean, sd
+
+
+def _readings(
+    sample: Sample, values: torch.Tensor, mean: torch.Tensor, sd: torch.Tensor
+) -> list[list[Reading]]:
+    """Readings of every slot that name nothing yet."""
+    votes = (0,) * len(sample.boundaries)
+
+    def reading(i: int, values: torch.Tensor) -> Reading:
+        name = STATISTICS[i]
+        if values.isnan().any():
+            return Reading(name, None, (), (), votes, (), None)
+        row, middle, spread = (tuple(x.tolist()) for x in (values, mean[i], sd[i]))
+        return Reading(name, row, middle, spread, votes, (), None)
+
+    return [[reading(i, row) for i, row in enumerate(slot)] for slot in values]
 
 
 def _votes(
@@ -330,7 +322,7 @@ def _votes(
         blocks = [block_of(weight[half.rows]) for weight in weights]
         values = {}
         for index in finalists:
-            h = sample.read(sample.boundaries[index])[half.tokens]
+            h = sample.read(sample.boundaries[index])[half.tokens].to(weights[0].device)
             state = directions_of(h, with_basis)
             values[index] = [imprint(block, state).tolist() for block in blocks]
         for (slot, i), some in asked.items():

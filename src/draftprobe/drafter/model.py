@@ -24,7 +24,7 @@ from draftprobe.drafter.attention import Attend, Heads, LatentHeads, RMSNorm, li
 from draftprobe.drafter.checkpoint import Checkpoint
 from draftprobe.drafter.kind import check_eagle3
 from draftprobe.drafter.layout import Layout, layout_of
-from draftprobe.drafter.matrix import Matrix, finite
+from draftprobe.drafter.matrix import Matrix, finite, quick_dtype
 from draftprobe.drafter.rope import amplitude, inverse_frequencies, rotate, sharpness
 from draftprobe.drafter.shape import Shape, shape_of
 from draftprobe.drafter.vocabulary import target_ids
@@ -401,7 +401,8 @@ def load_drafter(
         embedding: the target's table [V, H]; unused where the wiring says the drafter's own.
         head: the target's head [V, H]; used where the wiring says the target's.
         dtype: to compute in. The matrices of a drafter that would take over :data:`RESIDENT` bytes
-            in it stay mapped, in their file's dtype, and are converted by blocks when used.
+            in it stay mapped, in their file's dtype. It is computed in that dtype, as an engine
+            does, where the machine multiplies faster in it; else blocks are converted when used.
 
     Raises:
         InputError: another family's folder; a tensor is missing, has another shape, is quantised,
@@ -417,6 +418,8 @@ def load_drafter(
     drafter.wire(wiring)
     empty = drafter.state_dict()
     large = sum(wanted.numel() for wanted in empty.values()) * dtype.itemsize > RESIDENT
+    if large:
+        dtype = quick_dtype(_read(checkpoint, layout, "fc.weight", drafter.fc.weight), dtype)
     state = {"d2t": torch.zeros(shape.draft_vocabulary, dtype=torch.long)}
     for name, wanted in empty.items():
         if name == "d2t" and wiring.vocabulary == "identity":

@@ -311,7 +311,7 @@ class Scorer:
         return inside[real], correct[real], likelihood[real]
 
     def _score(self, o: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        logits = self._drafter.logits(o).float()  # [m, D]
+        logits = self._drafter.logits(o.float())  # [m, D]
         total = logits.logsumexp(-1)
         if not torch.isfinite(total).all():
             raise InputError(
