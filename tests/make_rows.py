@@ -1,7 +1,8 @@
 """Cuts tests/data/rows out of captures of the demo's target: a few rows of a few boundaries.
 
-    draftprobe capture TARGET --tokens tokens.jsonl --compute float32 --out float32.safetensors
-    (and so for bfloat16 and float16)
+    draftprobe capture TARGET --text texts.txt --compute float32 --out float32.safetensors
+    (and so for bfloat16 and float16; any three lines of 18 tokens and more, no chat template, whose
+    first tokens would be the same)
     python tests/make_rows.py float32.safetensors bfloat16.safetensors float16.safetensors
 
 The branches of two layers, which no boundary shows, are hooked off the same target.

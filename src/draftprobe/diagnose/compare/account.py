@@ -12,7 +12,7 @@ import torch
 
 from draftprobe.diagnose.compare.explain import Found, find
 from draftprobe.diagnose.compare.floor import Floors, by_dtype, stored
-from draftprobe.diagnose.compare.products import Part, products
+from draftprobe.diagnose.compare.products import Part, products, shifted
 from draftprobe.diagnose.compare.rows import FOLLOWED, RowCheck, check_rows, expected
 from draftprobe.diagnose.compare.view import View
 from draftprobe.errors import InputError
@@ -69,7 +69,7 @@ class Account:
 
 
 def account(
-    dump: Dump, reference: States, floors: Floors, limit: int = LIMIT,
+    dump: Dump, reference: States, floors: Floors, limit: int = LIMIT, strict: bool = False,
     progress: Progress = lambda done, total: None,
 ) -> Account:  # fmt: skip
     """Identify every slot of a dump.
@@ -79,6 +79,7 @@ def account(
         reference: states of the same tokens.
         floors: the least that noise explains; a dump stored coarser raises it.
         limit: rows of the sample on which slots are identified.
+        strict: the floors stand, however the dump is stored.
         progress: called with sequences done and all.
 
     Raises:
@@ -94,7 +95,7 @@ def account(
     table = products(parts, reference)
     slots: list[Slotted] = []
     for slot, dtype in enumerate(dtypes):
-        floor = _coarser(floors, dtype)
+        floor = floors if strict else _coarser(floors, dtype)
         found = find(View(slot, table, floor, parts, reference))
         slots.append(Slotted(found, RowCheck(), dtype, dump.dtype, floor))
     matched = _check_all(dump, reference, index, slots, progress)
@@ -143,7 +144,7 @@ def _check_all(
         matched.sequences += 1
         matched.rows += found[1]
         matched.cut += found[1] < one.rows
-        for slot, x in _followed(slots, one, found[1]):
+        for slot, x in _followed(slots, one, found[1], reference):
             c = expected(reference, found[0], slot.found)
             floor = slot.floors.of(slot.found.boundary)
             check_rows(slot.check, number, x, c, slot.found, floor)
@@ -152,14 +153,15 @@ def _check_all(
 
 
 def _followed(
-    slots: list[Slotted], one: Sequence, rows: int
+    slots: list[Slotted], one: Sequence, rows: int, reference: States
 ) -> Iterator[tuple[Slotted, torch.Tensor]]:
     """Slots whose rows can be followed; of the others the rows that are empty are counted."""
     for slot, held in zip(slots, one.slots, strict=True):
         x = held[:rows].float()
-        if slot.found.boundary is not None and slot.found.treatment in FOLLOWED:
+        if slot.found.boundary in reference.boundaries and slot.found.treatment in FOLLOWED:
             yield slot, x
         else:
+            here, _ = shifted(rows, slot.found.shift)
             slot.check.rows += rows
-            slot.check.zero += int((x == 0).all(dim=-1).sum())
+            slot.check.zero += int((x[here] == 0).all(dim=-1).sum())
             slot.check.not_finite += int((~torch.isfinite(x).all(dim=-1)).sum())

@@ -7,7 +7,7 @@ boundary errs clearly more; what nothing explains stays unknown.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -63,7 +63,8 @@ class Found:
         median: error of this explanation per token.
         rival: the next best.
         tied: boundaries that cannot be told apart.
-        cosine: of an unknown slot, the largest median cosine with any boundary, its sign left out.
+        cosine: of an unknown slot, the largest median cosine with any boundary, its sign left out;
+            None where the rows are too few to say.
         told: the evidence, in words.
     """
 
@@ -104,7 +105,7 @@ def _empty(view: View) -> Found | None:
 
 
 def _few(view: View) -> Found | None:
-    count = int((torch.isfinite(view.served) & (view.products.row > 0)).sum())
+    count = view.count
     if count >= ROWS:
         return None
     ranked = view.ranked(view.exact, branch=False, still=True)
@@ -117,8 +118,13 @@ def _few(view: View) -> Found | None:
 def _as_it_is(view: View) -> Found | None:
     ranked = view.ranked(view.exact, branch=False, still=True)
     candidate, _, error = ranked[0]
-    if error > _accept(view, candidate) or _better(view, candidate, error):
+    if error > ACCEPT and error > _accept(view, candidate):
         return None
+    if _better(view, candidate, error):
+        return None
+    if error > _accept(view, candidate):
+        told = f"is near {_name(candidate)} ({_error(error)}), whose neighbours are not recorded"
+        return Found(None, "unknown", error, told)
     tied = _near(ranked)
     if len(tied) > 1:
         names = ", ".join(map(tap_name, tied))
@@ -164,7 +170,11 @@ def _scaled(view: View) -> Found | None:
         for still in (True, False):
             ranked = view.ranked(view.scaled, branch, still)
             if len(ranked) and _clear(view, ranked):
-                candidate, shift, _ = ranked[0]
+                candidate, shift, error = ranked[0]
+                if view.at(view.turned, candidate, shift) < error / FAR and error > FAR * SMALL:
+                    continue  # the lengths differ beside the factor: a norm
+                if not _gains(view, candidate, shift, error):
+                    continue
                 scale = view.at(view.scale, candidate, shift)
                 told = f"is {scale:.4g} times {_name(candidate)}{_when(shift)}"
                 return _found(view, ranked, "scaled", told, scale)
@@ -175,7 +185,7 @@ def _normalised(view: View) -> Found | None:
     """The right direction at every token, another length at each."""
     for still in (True, False):
         ranked = view.ranked(view.turned, branch=False, still=still)
-        if not _clear(view, ranked):
+        if not _clear(view, ranked) or not _gains(view, *ranked[0]):
             continue
         candidate, shift, _ = ranked[0]
         length = view.served[view.products.row > 0].sqrt()
@@ -204,11 +214,16 @@ def _weighted_norm(view: View) -> Found | None:
         fits.append((float(error.nanmedian()), Candidate(tap), w))
     fits.sort(key=lambda fit: fit[0])
     ranked = Ranked(tuple((c, 0) for _, c, _ in fits), tuple(e for e, _, _ in fits))
-    if not _clear(view, ranked):
+    if not _clear(view, ranked) or not _gains(view, *ranked[0]):
         return None
     candidate, weight = fits[0][1], fits[0][2]
     told = f"is {_name(candidate)} after an RMS norm with a weight per channel"
     final = _final_weight(view, chosen)
+    if final is None and candidate.tap == view.reference.provenance.layers:
+        return replace(
+            _found(view, ranked, "identity", f"{told}: h[N], which the reference does not hold"),
+            boundary="N",
+        )
     if final is None:
         told += " (the reference lacks h[L] or h[N]: whether it is the final norm is not known)"
     else:
@@ -284,7 +299,7 @@ def _any_row(view: View) -> Found | None:
     """Each row is some row of the boundary, in another order."""
     part = max(view.parts, key=lambda one: one.rows)
     rows = min(part.rows, MOST_ROWS)
-    if rows < MANY_ROWS:
+    if rows < 2 * ROWS:
         return None
     x = part.slots[view.slot, 1:rows].double()
     errors: list[tuple[float, Candidate]] = []
@@ -366,7 +381,7 @@ def _part_of_branch(view: View) -> Found | None:
     best = ranked[0]
     first, second = (float(view.cosine[0, c]) for c in (ranked + ranked)[:2])
     stream = max(float(view.cosine[0, c]) for c in range(len(view.products.taps)))
-    if len(ranked) < 2 or first < 1.75 * abs(second) or first < 1.25 * abs(stream):
+    if len(ranked) < 2 or first < 1.5 * abs(second) or first < 1.25 * abs(stream):
         return None
     candidate = view.candidates[best]
     told = (
@@ -382,10 +397,12 @@ def _part_of_branch(view: View) -> Found | None:
 def _unknown(view: View) -> Found:
     ranked = view.ranked(view.exact, branch=False, still=True)
     candidate, _, error = ranked[0]
-    told = (
-        f"is none of the recorded boundaries; the nearest, {_name(candidate)}, errs by {error:.2f}"
-    )
-    return Found(None, "unknown", error, told, rival=Rival(candidate.tap, False, 0, error))
+    told = f"is no recorded boundary; the nearest, {_name(candidate)}, errs by {error:.2f}"
+    cosine: float | None = None
+    if view.count >= MANY_ROWS:
+        cosine = float(view.cosine[:, : len(view.products.taps)].abs().nan_to_num().max())
+    rival = Rival(candidate.tap, False, 0, error)
+    return Found(None, "unknown", error, told, rival=rival, cosine=cosine)
 
 
 TESTS: tuple[Callable[[View], Found | None], ...] = (
@@ -403,6 +420,11 @@ def _accept(view: View, candidate: Candidate) -> float:
 def _clear(view: View, ranked: Ranked) -> bool:
     """Within the noise, and nothing else near."""
     return ranked.errors[0] <= _accept(view, ranked[0][0]) and len(_near(ranked)) == 1
+
+
+def _gains(view: View, candidate: Candidate, shift: int, error: float) -> bool:
+    """It leaves far less than the candidate with nothing done to it."""
+    return view.at(view.exact, candidate, shift) > FAR * error
 
 
 def _near(ranked: Ranked) -> tuple[Tap, ...]:

@@ -45,10 +45,11 @@ NOTHING = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a slot should hold, and who says so."""
+    """What a slot should hold, who says so, and whether the reference holds that boundary."""
 
     found: Found
     source: str
+    recorded: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,11 @@ class Pair:
     def found(self) -> Found:
         """As served."""
         return self.served.found
+
+    @property
+    def absent(self) -> bool:
+        """The wanted boundary is not in the reference: what is served may well be it."""
+        return self.wanted is not None and not self.wanted.recorded
 
     @property
     def plain(self) -> Found | None:
@@ -192,7 +198,9 @@ def _final_norm(pair: Pair) -> str | None:
 def _other(pair: Pair) -> str | None:
     """Another boundary than the wanted one."""
     found, plain = pair.found, pair.plain
-    if plain is None or plain.boundary is None or found.boundary is None or pair.final_norm:
+    if plain is None or plain.boundary is None or found.boundary is None:
+        return None
+    if pair.final_norm or pair.absent:
         return None
     allowed = {plain.boundary}
     if found.treatment == "part_of_layer" and isinstance(plain.boundary, int):
@@ -208,7 +216,7 @@ def _taps(pairs: Sequence[Pair], evidence: str, served: str | None, wanted: str 
     meant: list[Tap] = []
     known = True
     for pair in pairs:
-        if pair.plain is None or pair.plain.boundary is None or pair.role != "aux":
+        if pair.plain is None or pair.plain.boundary is None or pair.role != "aux" or pair.absent:
             continue
         tap = pair.plain.boundary if pair.final_norm else pair.found.boundary
         known = known and tap is not None
@@ -225,7 +233,8 @@ def _nothing(pair: Pair) -> str | None:
     found = pair.found
     if found.treatment != "unknown" or found.cosine is None or found.cosine >= NOTHING:
         return None
-    if pair.plain is None or pair.plain.treatment != "identity" or pair.plain.boundary is None:
+    plain = pair.plain
+    if plain is None or plain.treatment != "identity" or plain.boundary is None or pair.absent:
         return None
     return f"{found.told}; its largest median cosine with any boundary is {found.cosine:.2f}"
 
@@ -303,3 +312,5 @@ def unjudged(pairs: Sequence[Pair], found: Sequence[Finding]) -> Iterator[tuple[
         tied = treatment == "tied" and wanted not in pair.found.tied
         if treatment == "few_rows" or tied or (treatment == "unknown" and not nothing):
             yield pair.slot, pair.found.told
+        elif pair.absent and wanted is not None:
+            yield pair.slot, f"{pair.found.told}; the reference does not hold {tap_name(wanted)}"

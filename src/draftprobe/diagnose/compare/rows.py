@@ -92,9 +92,10 @@ def check_rows(
     check.rows += len(x)
     _count(check, "not_finite", ~finite, sequence)
     _count(check, "zero", zero, sequence)
-    first = int(here.start or 0) if found.shift > 0 else 0
-    check.errors.append(error[max(1, first) :])
-    check.first.append(float(error[first]))
+    first = here.start - there.start  # where the first token's state lies, if the slot has it
+    if 0 <= first < len(x):
+        check.first.append(float(error[first]))
+    check.errors.append(error[max(0, first + 1) :])
     limit = max(LOOK, 4 * floor)
     lost = ((error > limit) & finite & ~zero).nonzero().flatten().tolist()
     if lost:

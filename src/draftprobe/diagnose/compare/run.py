@@ -62,10 +62,12 @@ def compare(asked: Asked, progress: Progress = lambda done, total: None) -> Comp
     served = settle(asked.served, layers)
     floors = _floors(asked)
     wanted = _named(asked, served)
-    found = account(served, reference, floors, asked.limit, progress)
+    strict = asked.precision is not None
+    found = account(served, reference, floors, asked.limit, strict, progress)
     trained: Account | None = None
     if asked.trained is not None:
-        trained = account(settle(asked.trained, layers), reference, floors, asked.limit, progress)
+        dump = settle(asked.trained, layers)
+        trained = account(dump, reference, floors, asked.limit, strict, progress)
         wanted = _trained(trained, len(found.slots))
     pairs = [
         Pair(slot, one, wanted[slot], served.slots[slot].role, layers)
@@ -100,10 +102,11 @@ def _floors(asked: Asked) -> Floors:
 
 def _named(asked: Asked, served: Dump) -> list[Wanted | None]:
     """What each slot should hold: as given, else as the dump's format says."""
+    recorded = asked.reference.boundaries
     wanted: list[Wanted | None] = [
         None
         if slot.boundary is None or slot.boundary == "L"
-        else Wanted(Found(slot.boundary, "identity"), slot.how)
+        else Wanted(Found(slot.boundary, "identity"), slot.how, slot.boundary in recorded)
         for slot in served.slots
     ]
     if asked.wanted is None:
@@ -117,7 +120,7 @@ def _named(asked: Asked, served: Dump) -> list[Wanted | None]:
             f"drafter, found {len(asked.wanted)} ({taps_name(asked.wanted)})"
         )
     for place, tap in zip(places, asked.wanted, strict=True):
-        wanted[place] = Wanted(Found(tap, "identity"), "--wanted")
+        wanted[place] = Wanted(Found(tap, "identity"), "--wanted", tap in recorded)
     return wanted
 
 
@@ -125,7 +128,7 @@ def _trained(trained: Account, slots: int) -> list[Wanted | None]:
     """What training had in each slot; fc takes the first slots of a dump that holds more."""
     source = f"trained on {trained.dump.path}"
     held = [
-        None if one.found.treatment in UNKNOWN else Wanted(one.found, source)
+        None if one.found.treatment in UNKNOWN else Wanted(one.found, source, True)
         for one in trained.slots
     ]
     return [*held, *[None] * slots][:slots]

@@ -92,6 +92,11 @@ class View:
         """|x_t|^2, [T]."""
         return self.products.served[self.slot]
 
+    @property
+    def count(self) -> int:
+        """Rows that count: finite, and not the first of a sequence."""
+        return int((torch.isfinite(self.served) & (self.products.row > 0)).sum())
+
     @cached_property
     def exact(self) -> torch.Tensor:
         """Median of |x - c| / |c|, [D, C]; infinite where no row is left."""
