@@ -12,6 +12,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from time import process_time
 from typing import Any
@@ -20,6 +21,7 @@ import torch
 import torch.nn.functional as F
 import transformers as tf
 from safetensors.torch import load_file
+from torch import nn
 
 from . import language
 from .upcycle import upcycle
@@ -51,10 +53,10 @@ DEEPSEEK = COMMON | {
     "intermediate_size": 256,
     "num_attention_heads": 4,
     "num_key_value_heads": 4,
-    "q_lora_rank": 64,
-    "kv_lora_rank": 128,
-    "qk_rope_head_dim": 16,
-    "qk_nope_head_dim": 32,
+    "q_lora_rank": 128,
+    "kv_lora_rank": 64,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 16,
     "v_head_dim": 32,
     "n_routed_experts": 4,
     "n_shared_experts": 8,  # one MLP of 8 times the routed experts' width
@@ -74,25 +76,42 @@ VISION = {
     "pos_emb_height": 4,
     "pos_emb_width": 4,
 }
+AHEAD = {4: (1, 0.2), 6: (2, 0.5), 8: (3, 0.3)}
+"""Scouts, linear maps that are thrown away: from which boundary, how many places ahead, weight.
+
+They make inner states look ahead, as those of large models do of themselves.
+"""
+LIKENESS, APART = 0.75, 2.0
+"""A cosine of neighbouring boundaries above the first costs the second times the excess: layers of
+so small a model would else change the residual stream so little that a tap one late shows nothing.
+"""
 TEXTS = 24
 """Texts per update."""
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A stretch of training with optimizers of its own: updates, seed of the texts, and over how
-    many updates at its end the learning rate falls to nothing.
+    """A stretch of training with optimizers of its own.
+
+    Attributes:
+        updates: how many; seed: of its texts.
+        fall: over so many updates at its end the learning rate falls to nothing.
+        plain: next-token loss alone; else with :data:`AHEAD` and :data:`APART`.
     """
 
     updates: int
     seed: int
     fall: int
+    plain: bool = False
 
 
 FOLDER = Path(__file__).parent
 FLOORS = {"llama": 0.8, "kimi": 0.8}
 """Next-token accuracy on held-out answers that a shipped target has at least."""
-RECIPES = {"llama": (Phase(1200, 1, 1), Phase(450, 3, 450)), "kimi": (Phase(500, 5, 400),)}
+RECIPES = {
+    "llama": (Phase(1200, 1, 1, plain=True), Phase(450, 3, 450, plain=True), Phase(450, 7, 350)),
+    "kimi": (Phase(160, 9, 140),),
+}
 
 
 def build(name: str) -> Any:
@@ -135,7 +154,7 @@ def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
         return model(input_ids=ids[:, :-1], use_cache=False).logits.float()
 
 
-def _optimizers(model: Any) -> list[torch.optim.Optimizer]:
+def _optimizers(model: Any, scouts: nn.ModuleDict) -> list[torch.optim.Optimizer]:
     matrices, experts, rest = [], [], []
     for name, parameter in model.named_parameters():
         if "vision" in name or "projector" in name:
@@ -146,6 +165,7 @@ def _optimizers(model: Any) -> list[torch.optim.Optimizer]:
             matrices.append(parameter)
         else:
             rest.append(parameter)
+    matrices += scouts.parameters()
     groups = [{"params": rest, "lr": 4e-3}, {"params": experts, "lr": 2e-3}]
     return [
         torch.optim.Muon(matrices, lr=0.02, momentum=0.95, weight_decay=0.0),
@@ -170,19 +190,21 @@ def train(name: str, out: Path, phases: Sequence[Phase], start: Path | None = No
     elif start is not None:
         weights = load_file(start / "model.safetensors")
         model.load_state_dict({key: value.float() for key, value in weights.items()})
+    width = model.lm_head.weight.shape[1]
+    scouts = nn.ModuleDict({str(k): nn.Linear(width, width, bias=False) for k in AHEAD})
     for phase in phases:
-        _phase(model, out, phase)
+        _phase(model, scouts, out, phase)
 
 
-def _phase(model: Any, out: Path, phase: Phase) -> None:
-    parts = _optimizers(model)
+def _phase(model: Any, scouts: nn.ModuleDict, out: Path, phase: Phase) -> None:
+    parts = _optimizers(model, scouts)
     groups = [group for part in parts for group in part.param_groups]
     peaks = [group["lr"] for group in groups]
     begun, losses = process_time(), []
     for update, texts in zip(range(phase.updates), _stream(TEXTS, phase.seed), strict=False):
         for group, peak in zip(groups, peaks, strict=True):
             group["lr"] = peak * _share(update, phase)
-        losses.append(_update(model, texts))
+        losses.append(_update(model, scouts, texts, phase.plain))
         for part in parts:
             part.step()
             part.zero_grad(set_to_none=True)
@@ -194,16 +216,47 @@ def _phase(model: Any, out: Path, phase: Phase) -> None:
             print(json.dumps(answers(model, 100)), flush=True)
 
 
-def _update(model: Any, texts: list[language.Text]) -> float:
-    """Gradients of one batch; the loss."""
+def _update(model: Any, scouts: nn.ModuleDict, texts: list[language.Text], plain: bool) -> float:
+    """Gradients of one batch; the next-token loss."""
     ids, labels, weights = batch(texts)
-    each = F.cross_entropy(
-        _logits(model, ids).flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="none"
-    )
-    loss = (each * weights.flatten()).sum() / weights.sum()
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], 1.0)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = model(input_ids=ids[:, :-1], use_cache=False, output_hidden_states=True)
+        each = F.cross_entropy(
+            output.logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORED,
+            reduction="none",
+        )  # fmt: skip
+        loss = (each * weights.flatten()).sum() / weights.sum()
+        total, h = loss, output.hidden_states
+        if not plain:
+            total = loss + _ahead(model, scouts, h, labels, weights) + APART * _alike(h, labels)
+    total.backward()
+    learned = [p for p in (*model.parameters(), *scouts.parameters()) if p.requires_grad]
+    torch.nn.utils.clip_grad_norm_(learned, 1.0)
     return loss.item()
+
+
+def _ahead(
+    model: Any, scouts: nn.ModuleDict, h: Sequence[torch.Tensor], labels: torch.Tensor,
+    weights: torch.Tensor,
+) -> torch.Tensor:  # fmt: skip
+    """How badly the scouts tell the token that is some places ahead from an inner boundary."""
+    total = torch.zeros(())
+    for boundary, (places, weight) in AHEAD.items():
+        wanted = labels[:, places - 1 :]
+        counted = weights[:, places - 1 :] == 1
+        seen = h[boundary][:, : wanted.shape[1]][counted]
+        logits = model.lm_head(F.rms_norm(scouts[str(boundary)](seen), seen.shape[-1:]))
+        total = total + weight * F.cross_entropy(logits.float(), wanted[counted])
+    return total
+
+
+def _alike(h: Sequence[torch.Tensor], labels: torch.Tensor) -> torch.Tensor:
+    """How much the cosine of neighbouring boundaries exceeds the limit, mean over all."""
+    real = labels != IGNORED
+    real[:, :4] = False  # attention sinks
+    pairs = pairwise(h[1:-1])  # the last entry is behind the final norm
+    over = [(torch.cosine_similarity(a[real], b[real], dim=-1) - LIKENESS).relu() for a, b in pairs]
+    return torch.stack([x.mean() for x in over]).mean()
 
 
 @torch.inference_mode()

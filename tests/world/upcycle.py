@@ -1,9 +1,9 @@
 """Start weights of the Kimi target from the trained Llama target: less training until it answers.
 
 What the two architectures share is copied: embedding, head, norms; each MLP becomes the dense MLP
-or the shared expert; queries, keys and values become the latent attention's part without position,
-up to the latents' norms. Its rotary part and the routed experts start anew, so that attention by
-position must be learned again. Knows no training.
+or the shared expert; queries and keys become the latent attention's rotary part, values its latent.
+That is near the Llama target, not equal: latents are normed, half of the frequencies differ. The
+routed experts and the part without position start anew. Knows no training.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 import transformers as tf
-from torch import nn
 
 from . import language
 
@@ -56,30 +55,40 @@ def _inputs(llama: Any) -> list[torch.Tensor]:
     return [torch.cat(seen[layer::layers]) for layer in range(layers)]
 
 
-def _size(latent: nn.Linear, rows: int, x: torch.Tensor) -> torch.Tensor:
-    return (x @ latent.weight[:rows].T).square().mean(-1).sqrt().mean()
+def _rotary_rows(group: int, groups: int, width: int) -> torch.Tensor:
+    """Where the latent attention's shared rotary key keeps one group's key, [width].
+
+    It turns neighbours 2j and 2j + 1 at frequency theta^(-j / 32), Llama i and i + 16 at
+    theta^(-i / 16): pair i of the first group lies at j = 2i and keeps its frequency; that of the
+    second lies at 2i + 1, where it is a quarter lower.
+    """
+    pair = torch.arange(width // 2) * groups + group
+    return torch.cat([2 * pair, 2 * pair + 1])
 
 
 def _queries(old: Any, new: Any, x: torch.Tensor) -> None:
-    heads, plain = new.num_heads, new.qk_nope_head_dim
-    rank = new.q_a_proj.weight.shape[0]
-    left, size, right = torch.linalg.svd(old.q_proj.weight, full_matrices=False)
-    new.q_a_proj.weight.copy_(right[:rank])
-    new.q_a_layernorm.weight.fill_(_size(new.q_a_proj, rank, x))
-    scale = (new.qk_head_dim / plain) ** 0.5  # the two divide by the root of other widths
-    rows = (left[:, :rank] * size[:rank] * scale).unflatten(0, (heads, plain))
-    new.q_b_proj.weight.unflatten(0, (heads, -1))[:, :plain].copy_(rows)
+    heads, plain, width = new.num_heads, new.qk_nope_head_dim, old.head_dim
+    groups = new.qk_rope_head_dim // width
+    new.q_a_proj.weight.copy_(torch.eye(new.q_a_proj.weight.shape[0]))
+    new.q_a_layernorm.weight.fill_(x.square().mean(-1).sqrt().mean())
+    scale = (new.qk_head_dim / width) ** 0.5  # the two divide by the root of other widths
+    rows = new.q_b_proj.weight.unflatten(0, (heads, -1))
+    rows[:, plain:].zero_()
+    for head, wanted in enumerate(old.q_proj.weight.unflatten(0, (heads, width))):
+        place = plain + _rotary_rows(head * groups // heads, groups, width)
+        rows[head].index_copy_(0, place, wanted * scale)
 
 
 def _keys_and_values(old: Any, new: Any, x: torch.Tensor) -> None:
     heads, plain, width = new.num_heads, new.qk_nope_head_dim, new.v_head_dim
-    both = torch.cat([old.k_proj.weight, old.v_proj.weight])  # [2 * groups * width, H]
-    rank = len(both)
-    new.kv_a_proj_with_mqa.weight[:rank].copy_(both)
-    new.kv_a_layernorm.weight.fill_(_size(new.kv_a_proj_with_mqa, rank, x))
-    pick = torch.eye(rank).unflatten(0, (2, -1, width))  # keys or values, group, width
-    share = heads // pick.shape[1]
-    keys, values = (part.repeat_interleave(share, 0) for part in pick)  # [heads, width, rank]
+    rank, groups = new.kv_lora_rank, new.kv_lora_rank // width
+    down = new.kv_a_proj_with_mqa.weight
+    down[:rank].copy_(old.v_proj.weight)
+    for group, keys in enumerate(old.k_proj.weight.unflatten(0, (groups, width))):
+        down[rank:].index_copy_(0, _rotary_rows(group, groups, width), keys)
+    latent = x @ old.v_proj.weight.T
+    new.kv_a_layernorm.weight.fill_(latent.square().mean(-1).sqrt().mean())
+    pick = torch.eye(rank).unflatten(0, (groups, width)).repeat_interleave(heads // groups, 0)
     rows = new.kv_b_proj.weight.unflatten(0, (heads, -1))
-    rows[:, :plain].copy_(keys)
-    rows[:, plain:].copy_(values)
+    rows[:, :plain].zero_()
+    rows[:, plain:].copy_(pick)  # [heads, width, rank]
