@@ -17,6 +17,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from produce_dumps import DUMPS, requests
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
@@ -26,8 +27,10 @@ from draftprobe.diagnose.compare.floor import stored
 from draftprobe.diagnose.compare.run import Asked, compare
 from draftprobe.errors import InputError
 from draftprobe.report.comparison import render
+from draftprobe.states.capture import Item, Plan, capture
 from draftprobe.states.dumps.record import Dump, Layout, Sequence, Slot
 from draftprobe.states.record import open_states
+from draftprobe.states.target import load_target
 
 ROWS = Path(__file__).parent / "data" / "rows"
 REFERENCE = ROWS / "float32.safetensors"
@@ -326,6 +329,13 @@ def test_where_rows_went_is_told(reference):
     assert finding.id == "E103"
     assert "slot 2 has of 51 rows 1 rows dropped (first: sequence 1, row 12)" in finding.evidence
     assert "1 rows repeated (first: sequence 1, row 16)" in finding.evidence
+
+
+def test_all_rows_late_by_many(reference):
+    found = said(reference, dump(each(lambda h: late(h, 5))))
+    assert ids(found) == ["W115", "E103"]  # E103: five rows of zeros in each sequence
+    assert "15 rows of zeros" in found.findings[1].evidence
+    assert "(3 by 5 rows;" in found.findings[0].evidence
 
 
 def test_one_sequence_late_among_others(reference):
@@ -662,6 +672,25 @@ def test_one_sequence_is_in_memory_at_a_time(reference):
     assert found.provenance["served"]["compared_rows"] == 60 * T
 
 
+# A producer's own files
+
+
+def test_dumps_that_vllm_and_others_wrote(tmp_path):
+    """Random weights and 32 channels: what was captured through each stack is what it says."""
+    target = load_target(DUMPS / "tiny_target")
+    items = [Item(tuple(t.tolist()), tuple(bool(m) for m in mask)) for t, mask in requests()]
+    path = tmp_path / "states.safetensors"
+    capture(target, items, Plan(target.structure.boundaries(), "float32", 2, 0), path)
+    for name, boundaries in (
+        ("vllm", "0,2,3,4"), ("speculators", "0,2,3,4"), ("fp8", "0,2,3,4"),
+        ("specforge", "1,2,3,N"), ("modelopt", "1,2,3,N"), ("sglang.jsonl", "1,2,3"),
+    ):  # fmt: skip
+        code, out = run(DUMPS / name, "--states", path, "--wanted", boundaries)
+        assert (code, out.split()[0]) == (0, "SAME"), (name, out)
+    code, out = run(DUMPS / "vllm", "--states", path, "--wanted", "2,3,4,N", "--json")
+    assert (code, json.loads(out)["first_differing"]) == (1, "W103")
+
+
 # Trained on this, served that
 
 
@@ -805,6 +834,10 @@ def test_another_width(tmp_path):
     assert finding["id"] == "S107"
     assert "1076" in finding["evidence"]
     assert run(narrow, "--states", REFERENCE)[0] == 1
+    good = write(tmp_path / "good", dump(taps(*WANTED)))
+    assert json.loads(run(good, "--states", REFERENCE, "--trained", narrow, "--json")[1])[
+        "first_differing"
+    ] == "S107"  # fmt: skip
 
 
 def test_the_terminal_tells_findings_slots_and_what_was_not_run(reference):

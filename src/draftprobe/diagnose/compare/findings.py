@@ -56,14 +56,14 @@ class Wanted:
 class Pair:
     """A slot as served and as wanted; ``wanted`` is None where nothing says.
 
-    ``role`` is the slot's, ``last`` the boundary h[L].
+    ``role`` is the slot's, ``last`` the boundary h[L], or None where it is as good as any other.
     """
 
     slot: int
     served: Slotted
     wanted: Wanted | None
     role: str
-    last: Tap
+    last: Tap | None
 
     @property
     def found(self) -> Found:
@@ -114,6 +114,7 @@ def judge(pairs: Sequence[Pair], precise: bool) -> tuple[Finding, ...]:
         ("taps", _other), ("W119", _nothing), ("W316", _scale), ("W503", _basis),
         ("W115", _shift), ("E103", _rows), ("W504", lambda pair: _precision(pair, precise)),
     )  # fmt: skip
+    pairs = _moved_slots(pairs)
     findings: list[Finding] = []
     for identifier, test in tests:
         told = [(pair, text) for pair in pairs if (text := test(pair)) is not None]
@@ -212,6 +213,15 @@ def _other(pair: Pair) -> str | None:
 
 def _taps(pairs: Sequence[Pair], evidence: str, served: str | None, wanted: str | None) -> Finding:
     """W101 to W104, by the pattern of all slots where all are known."""
+    feeding, meant, known = _lists(pairs)
+    identifier, title = "W101", "aux taps of other layers"
+    if known and feeding != meant:
+        identifier, title = taps_finding(feeding, meant)
+    return Finding(identifier, title, "taps", None, served, wanted, evidence)
+
+
+def _lists(pairs: Sequence[Pair]) -> tuple[list[Tap], list[Tap], bool]:
+    """Boundaries of the slots that feed the drafter, served and wanted; whether all are known."""
     feeding: list[Tap] = []
     meant: list[Tap] = []
     known = True
@@ -223,10 +233,15 @@ def _taps(pairs: Sequence[Pair], evidence: str, served: str | None, wanted: str 
         if tap is not None:
             feeding.append(tap)
             meant.append(pair.plain.boundary)
-    identifier, title = "W101", "aux taps of other layers"
-    if known and feeding != meant:
-        identifier, title = taps_finding(feeding, meant)
-    return Finding(identifier, title, "taps", None, served, wanted, evidence)
+    return feeding, meant, known
+
+
+def _moved_slots(pairs: Sequence[Pair]) -> Sequence[Pair]:
+    """The pairs, with h[N] for h[L] no norm's matter where slots were exchanged or moved on."""
+    apart = [replace(pair, last=None) for pair in pairs]
+    feeding, meant, known = _lists(apart)
+    moved = known and feeding != meant and taps_finding(feeding, meant)[0] in ("W102", "W103")
+    return apart if moved else pairs
 
 
 def _nothing(pair: Pair) -> str | None:
@@ -273,7 +288,7 @@ def _rows(pair: Pair) -> str | None:
     ]
     if check.zero and pair.found.treatment not in EMPTY:
         told.append(f"{check.zero:,} rows of zeros{_where(pair, 'zero')}")
-    if not told and pair.differs(("rows",)):
+    if not told and not check.shifts and pair.differs(("rows",)):
         return pair.found.told + _error(pair)
     return f"has of {check.rows:,} rows " + ", ".join(told) if told else None
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +57,9 @@ def compare(asked: Asked, progress: Progress = lambda done, total: None) -> Comp
             together.
     """
     reference = asked.reference
-    if asked.served.hidden != reference.provenance.hidden_size:
-        return _another_width(asked, asked.served.hidden)
+    for dump in filter(None, (asked.served, asked.trained)):
+        if dump.hidden != reference.provenance.hidden_size:
+            return _another_width(dump, reference)
     layers = reference.provenance.layers
     served = settle(asked.served, layers)
     floors = _floors(asked)
@@ -160,7 +162,7 @@ def _reports(found: Account, wanted: Sequence[Wanted | None]) -> tuple[SlotRepor
                 largest=largest,
                 first=first,
                 runner_up=None
-                if rival is None
+                if rival is None or not isfinite(rival.median)
                 else RunnerUp(rival.boundary, rival.branch, rival.shift, rival.median),
                 floor=one.floors.of(what.boundary),
                 floor_source=one.floors.source,
@@ -268,17 +270,15 @@ def _about(one: Account) -> dict[str, Any]:
     }
 
 
-def _another_width(asked: Asked, width: int, path: Path | None = None) -> Comparison:
-    """The finding that nothing else can be compared with."""
-    reference = asked.reference
-    hidden = reference.provenance.hidden_size
-    where = asked.served.path if path is None else path
-    told = f"{where} holds states of {width} numbers"
+def _another_width(dump: Dump, reference: States) -> Comparison:
+    """The finding beside which nothing else can be compared."""
+    width, hidden = dump.hidden, reference.provenance.hidden_size
+    rest = f"{width // hidden} slots of it joined" if width % hidden == 0 else "no multiple of it"
     finding = made(
         "S107",
-        f"{told}; a slot of this target has {hidden}, and {width} is "
-        + (f"{width // hidden} slots of it joined" if width % hidden == 0 else "no multiple of it"),
-        f"{width}",
+        f"{dump.path} holds states of {width} numbers; a slot of this target has {hidden}, and "
+        f"{width} is {rest}",
+        str(width),
         f"{hidden} for each slot",
     )
     why = NotEvaluated("every slot", "their width is not the target's")
