@@ -507,7 +507,82 @@ def test_command_line(tmp_path, capsys, monkeypatch):
     assert "exists already" in capsys.readouterr().err
     words[5] = str(tmp_path / "again")
     assert run() == 0
-    assert "h[2], h[6], h[9], as nested ids [1, 5, 8]" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "h[2], h[6], h[9], as nested ids [1, 5, 8]" in out
+    assert "give --target" in out  # this target's config has no vocab_size
+    draft = source(tmp_path / "own", replace(PLAIN, embedding="own"))
+    words[1], words[3], words[5] = str(draft), "specforge", str(tmp_path / "none")
+    assert run() == 2
+    assert "an embedding table of its own (wire embedding)" in capsys.readouterr().err
+    words[7] = str(full_target(tmp_path / "t", load_file(draft / "model.safetensors")[
+        "embed_tokens.weight"]))  # fmt: skip
+    assert run() == 0
+    out = capsys.readouterr().out
+    assert "ok   sglang" in out
+    assert "BUT  vllm" in out
+
+
+def full_target(path, table, name="model.embed_tokens.weight"):
+    """A target's folder with nothing in it but its config and its embedding table."""
+    path.mkdir()
+    target(path / "config.json")
+    config = json.loads((path / "config.json").read_text()) | {"vocab_size": V}
+    (path / "config.json").write_text(json.dumps(config))
+    save_file({name: table}, path / "model.safetensors")
+    return path
+
+
+@pytest.mark.parametrize("to", ["specforge", "modelopt"])
+def test_an_embedding_that_is_the_targets_is_left_out(tmp_path, to):
+    """Equal once cast to the drafter's bfloat16: what is read then is the target's, the same."""
+    own = replace(PLAIN, embedding="own")
+    draft = with_golden(source(tmp_path / "draft", own), own)
+    table = contents(draft)["embed_tokens.weight"][2].view(torch.bfloat16).view(V, H).float()
+    table += table * 2.0**-12  # less than half a step of bfloat16
+    done = convert(draft, to, tmp_path / "out", Wish(target=full_target(tmp_path / "t", table)))
+    assert "embed_tokens.weight" not in contents(tmp_path / "out")
+    assert read_back(tmp_path / "out") == PLAIN
+    assert golden.read(tmp_path / "out").wiring == PLAIN
+    assert f"the embedding table is left out: its {V} rows are the target's" in done.notes
+
+
+@pytest.mark.parametrize(("change", "because"), [
+    (lambda table: table.index_fill(0, torch.tensor([V - 1]), 3.0), f"1 of {V} rows differ"),
+    (lambda table: table[:-1], f"its table is [{V}, {H}], the target's [{V - 1}, {H}]"),
+    (lambda table: table.index_fill(0, torch.tensor([2]), torch.nan), f"1 of {V} rows differ"),
+])  # fmt: skip
+def test_an_embedding_of_its_own_is_not_left_out(tmp_path, change, because):
+    draft = source(tmp_path / "draft", replace(PLAIN, embedding="own"))
+    table = contents(draft)["embed_tokens.weight"][2].view(torch.bfloat16).view(V, H)
+    aim = full_target(tmp_path / "t", change(table))
+    for asked, told in ((aim, because), (aim / "config.json", "give --target with the target's")):
+        with pytest.raises(InputError) as caught:
+            convert(draft, "specforge", tmp_path / "out", Wish(taps=TAPS, target=asked))
+        assert told in str(caught.value)
+        assert not (tmp_path / "out").exists()
+
+
+def test_what_each_engine_does_with_it_is_told(tmp_path):
+    """By conventions.md section 1: SGLang reads nested outputs, vLLM's V1 takes them for boundaries
+    and its V2 adds one; SGLang has no class for speculators' architecture."""
+    draft, aim = source(tmp_path / "draft"), full_target(tmp_path / "t", torch.zeros(V, H))
+    said = {}
+    for to in ("specforge", "speculators", "eagle"):
+        done = convert(draft, to, tmp_path / to, Wish(taps=TAPS, target=aim))
+        said[to] = {served.engine.split(" ", 2)[0]: [] for served in done.served}
+        for served in done.served:
+            said[to][served.engine.split(" ", 2)[0]].append(served)
+    (sglang,) = said["specforge"]["sglang"]
+    assert (sglang.taps, sglang.as_meant) == (TAPS, True)
+    assert [(s.taps, s.as_meant) for s in said["specforge"]["vllm"]] == [
+        ((1, 5, 8), False), (TAPS, True),
+    ]  # fmt: skip
+    assert "it would read top ids [2, 6, 9]" in said["specforge"]["vllm"][0].told
+    (sglang,) = said["speculators"]["sglang"]
+    assert (sglang.taps, sglang.as_meant) == (None, False)
+    assert sglang.told.startswith("refuses it: ")
+    assert [(s.taps, s.as_meant) for s in said["speculators"]["vllm"]] == [(TAPS, True)]
+    assert "plain Llama model" in said["eagle"]["sglang"][0].told
 
 
 def with_golden(folder, wiring):

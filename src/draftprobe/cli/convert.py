@@ -8,10 +8,20 @@ import typer
 
 def convert(
     draft: Annotated[Path, typer.Argument(help="The drafter's folder.")],
-    to: Annotated[str, typer.Option(help="specforge, speculators, eagle, modelopt or torchspec.")],
+    to: Annotated[
+        str,
+        typer.Option(
+            help="specforge, speculators, eagle, modelopt or torchspec. For SGLang take specforge, "
+            "for vLLM speculators."
+        ),
+    ],
     out: Annotated[Path, typer.Option(help="The folder to write; it must not exist yet.")],
     target: Annotated[
-        Path | None, typer.Option(help="The target's config.json, or the folder with it.")
+        Path | None,
+        typer.Option(
+            help="The target's config.json, or its folder: then its weights tell whether the "
+            "drafter's embedding table may be left out."
+        ),
     ] = None,
     taps: Annotated[
         str | None, typer.Option(help="Boundaries in slot order, such as 0,3,16.")
@@ -53,3 +63,7 @@ def convert(
         print(f"config keys left out: {', '.join(done.dropped)}")
     for note in done.notes:
         print(f"note: {note}")
+    for served in done.served:
+        print(f"{'ok' if served.as_meant else 'BUT':3}  {served.engine} {served.told}")
+    if not done.served:
+        print("give --target to see what each engine does with it (or `draftprobe inspect`)")

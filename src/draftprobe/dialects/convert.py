@@ -19,7 +19,10 @@ from draftprobe.dialects.holds import FORMATS, Case, Format, refusals
 from draftprobe.dialects.ids import Spelling, default_taps
 from draftprobe.dialects.keys import count
 from draftprobe.dialects.layouts import dropped_keys, write_config
+from draftprobe.dialects.own_table import EMBEDDING, compare_embedding
+from draftprobe.dialects.reading import Target as ServedWith
 from draftprobe.dialects.recognise import Recognised, parse_trainer, recognise
+from draftprobe.dialects.served import Served, what_engines_do
 from draftprobe.dialects.trainers import claims, doubts, parse
 from draftprobe.drafter.checkpoint import Checkpoint, open_checkpoint, read_json
 from draftprobe.drafter.kind import check_eagle3
@@ -46,12 +49,14 @@ class Converted:
 
     Attributes:
         out: where it lies; to: its layout; source: whose folder it was made from.
-        wiring: as it stands in both.
+        wiring: as it stands in both; but for an equal embedding table that was left out.
         ids: layer ids as written, ``level`` where; empty where the layout has none.
         tensors: how many; made: those that the source lacks and its d2t gives; left: those that
             the layout has no place for and d2t gives back.
         dropped: keys of the source's config that were not taken along.
         notes: what its user must know, a sentence each.
+        served: what each engine does with the new folder; empty where no target was given, or its
+            config does not hold the sizes.
     """
 
     out: Path
@@ -65,6 +70,7 @@ class Converted:
     left: tuple[str, ...]
     dropped: tuple[str, ...]
     notes: tuple[str, ...]
+    served: tuple[Served, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,24 +105,71 @@ def convert(draft: Path, to: str, out: Path, wish: Wish = Wish()) -> Converted:
     check_eagle3(checkpoint, layout)
     target = None if wish.target is None else read_target(wish.target)
     who = parse_trainer(wish.trainer) if wish.trainer else recognise(checkpoint, layout)
-    wiring = known_wiring(checkpoint, layout, who, wish, target)
+    source = known_wiring(checkpoint, layout, who, wish, target)
+    wiring, layout, spared = _without_spare(form, source, checkpoint, layout, wish)
     shape = shape_of(checkpoint, wiring, layout)
     case = Case(wiring, shape, layout, target.layers if target else None)
     if reasons := refusals(form, case):
+        if spared:
+            reasons = (*reasons, f"embedding: {spared}")
         raise InputError(f"{draft} cannot be written as {to}: " + "; ".join(reasons))
     ids, level, notes = _spelled(form, wiring, target)
+    notes += [spared] if spared else []
     parts, made, left = _tensors(checkpoint, case, form)
     config = write_config(checkpoint, case, form, ids, who.name, _verifier(target, wish))
     golden = [checkpoint.folder / GOLDEN] if (checkpoint.folder / GOLDEN).is_file() else []
     with write_folder(out, config, parts, (checkpoint, layout), golden) as beside:
+        if golden and wiring != source:
+            _say_in_golden(beside, wiring)
         _check_written(beside, wiring, form)
     if form == "speculators":
         notes += _speculators_notes(config, wiring)
     notes += [f"{doubt.wire}: {doubt.why}" for doubt in doubts(checkpoint, layout, wish.trainer)]
     return Converted(
         out, form, who, wiring, ids, level, len(parts), made, left, dropped_keys(checkpoint),
-        tuple(notes),
+        tuple(notes), _served(out, wish.target, wiring),
     )  # fmt: skip
+
+
+def _without_spare(
+    to: Format, wiring: Wiring, checkpoint: Checkpoint, layout: Layout, wish: Wish
+) -> tuple[Wiring, Layout, str]:
+    """Without the drafter's embedding table, where the layout drops it and the target has the same.
+
+    Returns:
+        wiring and layout as they are to be written, and what is to be said of the table; empty
+        where the layout keeps it.
+    """
+    if wiring.embedding != "own" or "own" in FORMATS[to].embedding or EMBEDDING not in layout:
+        return wiring, layout, ""
+    found = compare_embedding(checkpoint, layout, wish.target)
+    if not found.same:
+        return wiring, layout, found.told
+    kept = {name: source for name, source in layout.sources.items() if name != EMBEDDING}
+    told = f"the embedding table is left out: its {found.rows:,} rows are the target's"
+    return replace(wiring, embedding="target"), replace(layout, sources=kept), told
+
+
+def _say_in_golden(folder: Path, wiring: Wiring) -> None:
+    from draftprobe.drafter import golden
+
+    golden.write(replace(golden.read(folder), wiring=wiring), folder)
+
+
+def _served(out: Path, target: Path | None, wiring: Wiring) -> tuple[Served, ...]:
+    """What engines do with the new folder; nothing where the target's sizes are not known."""
+    if target is None:
+        return ()
+    where = target / "config.json" if target.is_dir() else target
+    config = read_json(where)
+    text = text_part(config)
+    layers, hidden, vocabulary = (
+        count(text, key, where) for key in ("num_hidden_layers", "hidden_size", "vocab_size")
+    )
+    if layers is None or hidden is None or vocabulary is None:
+        return ()
+    served_with = ServedWith(family_of(config, where), layers, hidden, vocabulary, text, str(where))
+    return what_engines_do(out, served_with, wiring)
 
 
 def read_target(path: Path) -> Target:

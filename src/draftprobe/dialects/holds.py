@@ -106,6 +106,27 @@ _WHY = {
     "head_norm": "its final norm always stands before the head",
 }
 
+_WORDS = {
+    ("pre_fc_norm", "none"): "no norm before fc",
+    ("pre_fc_norm", "whole"): "one norm over the whole input of fc",
+    ("pre_fc_norm", "per_tap"): "a norm for each tap before fc",
+    ("residual", "raw"): "fc's output as its residual",
+    ("residual", "normed"): "the normed state as its residual (norm_before_residual)",
+    ("residual", "embedding"): "the embedding as its residual",
+    ("residual", "none"): "no residual",
+    ("feedback", "pre_norm"): "the layer's output fed back",
+    ("feedback", "post_norm"): "the output of its final norm fed back (norm_output)",
+    ("feedback", "stale"): "its first step's input fed back at every step",
+    ("embedding", "own"): "an embedding table of its own",
+    ("embedding", "target"): "no embedding table",
+    ("head", "own"): "a head of its own",
+    ("head", "target"): "no head: the target's is meant",
+    ("head", "tied"): "its embedding table for a head",
+    ("head_norm", True): "a final norm before the head",
+    ("head_norm", False): "no final norm before the head",
+}
+"""Values of the wires in :data:`_WHY`, in words."""
+
 _PAPER = eagle3((), Rope(1.0))
 _FREE = {*_WHY, "taps", "rope", "vocabulary"}
 _FIXED = tuple(field.name for field in fields(Wiring) if field.name not in _FREE)
@@ -122,7 +143,7 @@ def _refusals(holds: Holds, to: Format, case: Case) -> Iterator[str]:
     for wire, why in _WHY.items():
         value, held = getattr(wiring, wire), getattr(holds, wire)
         if value not in held:
-            yield f"wire {wire} is {value}, it holds {' or '.join(map(str, held))}: {why}"
+            yield f"the drafter has {_WORDS[wire, value]} (wire {wire}): {why}"
     for wire in _FIXED:
         value, fixed = getattr(wiring, wire), getattr(_PAPER, wire)
         if value != fixed:
