@@ -24,7 +24,7 @@ from draftprobe.diagnose.told import findings as _findings
 from draftprobe.diagnose.told import headline as _headline
 from draftprobe.diagnose.told import unjudged as _unjudged
 from draftprobe.diagnose.verdict import Confidence, Kind, NotEvaluated, Verdict
-from draftprobe.diagnose.wires import changed, facts_of
+from draftprobe.diagnose.wires import Facts, changed, facts_of
 from draftprobe.diagnose.witness import Witness, sample_states, testify
 from draftprobe.drafter.model import Drafter
 from draftprobe.drafter.parts import Parts, parts_of, rewire
@@ -52,12 +52,18 @@ class Served:
         taps: boundaries; None if not known.
         wiring: every other wire; its taps are not looked at.
         parts: what else can be wired; rope: the target's, None if not known.
+        trained: what the drafter's own config speaks of, None if not known.
     """
 
     taps: tuple[Tap, ...] | None
     wiring: Wiring
     parts: Parts
     rope: Rope | None = None
+    trained: Wiring | None = None
+
+    def facts(self, drafter: Drafter, states: States) -> Facts:
+        """What alternatives to it depend on."""
+        return facts_of(drafter, self.parts, states.provenance.layers, self.rope, self.trained)
 
 
 class Questions:
@@ -174,8 +180,9 @@ def diagnose(
     suspected: tuple[Suspect, ...] = ()
     if claims.rates and bench is not None:
         say("replaying every single cut for the served rates")
-        facts = facts_of(drafter, served.parts, states.provenance.layers, served.rope)
-        suspected = suspects(bench, facts, wanted, served.taps, claims.rates)
+        suspected = suspects(
+            bench, served.facts(drafter, states), wanted, served.taps, claims.rates
+        )
     say("asking how good weights and text are")
     told = quality(ask.wired(wanted), states, served.parts)
     verdict = verdict_of(evidence, not_evaluated, provenance, suspected, told)
@@ -189,7 +196,7 @@ def investigate(
     served, states, say = ask.served, ask.states, ask.say
     bench, wires = ask.bench(steps), None
     if bench is not None:
-        facts = facts_of(ask.drafter, served.parts, states.provenance.layers, served.rope)
+        facts = served.facts(ask.drafter, states)
         say("replaying each wire's other values from the served wiring")
         some = served.taps or ask.key(served.wiring).taps
         wires = joint(bench, facts, replace(served.wiring, taps=some), ask.propose, say)

@@ -113,7 +113,8 @@ class Subject:
             wiring = reader.served(wiring, reader.effects(self.checkpoint, layout, target))
         for text in wires:
             wiring = parse_wire(text, wiring)
-        return Served(taps, self._ones(wiring), self.parts, self.rope)
+        trained = self.drafter.wiring
+        return Served(taps, self._ones(wiring), self.parts, self.rope, trained)
 
     def _ones(self, wiring: Wiring) -> Wiring:
         """A norm that is served without weights stands at ones; all else must be at hand."""

@@ -35,6 +35,8 @@ class Facts:
         target_norm: the target's final norm is known; d2t: there is a map of the vocabulary.
         hidden: H of the drafter; rotary: channels of a head that may turn.
         layers: L of the target; rope: the target's, None if not known.
+        trained: the wiring that the drafter's config speaks of, None if not known; its values are
+            always worth trying.
     """
 
     embeddings: tuple[str, ...]
@@ -46,9 +48,16 @@ class Facts:
     rotary: int
     layers: int
     rope: Rope | None
+    trained: Wiring | None
 
 
-def facts_of(drafter: Drafter, parts: Parts, layers: int, rope: Rope | None) -> Facts:
+def facts_of(
+    drafter: Drafter,
+    parts: Parts,
+    layers: int,
+    rope: Rope | None,
+    trained: Wiring | None = None,
+) -> Facts:
     """The facts of a drafter and what it can be wired with."""
     shape = drafter.shape
     return Facts(
@@ -61,6 +70,7 @@ def facts_of(drafter: Drafter, parts: Parts, layers: int, rope: Rope | None) -> 
         rotary=shape.rotary,
         layers=layers,
         rope=rope,
+        trained=trained,
     )
 
 
@@ -108,6 +118,8 @@ class Wire:
     def alternatives(self, wiring: Wiring, facts: Facts, faults: bool) -> Iterator[Wiring]:
         """The wiring with each other value of this wire, those of faults only if asked."""
         now, values = self.value(wiring), list(self.values(wiring, facts))
+        if facts.trained is not None and self.name != "taps":
+            values.append(self.value(facts.trained))
         for value in dict.fromkeys(values + (list(self.faults(wiring, facts)) if faults else [])):
             if value != now:
                 yield self.put(wiring, value)
