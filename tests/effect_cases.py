@@ -167,6 +167,8 @@ def default(name: str, wire: str, value: str) -> set[tuple[Any, ...]]:
 NESTED_KEY = f"eagle_config.{KEY}"
 NO_NORM = {"wire": "pre_fc_norm", "value": "none"}
 ID = ("vocabulary", "identity")
+OTHER_FORM = {("is not known", "transformer_layer_config", None, None)}
+"""What TensorRT-LLM makes of speculators' form was not read."""
 
 CASES = {
     "clean": Case(),
@@ -509,6 +511,7 @@ CASES = {
         effects={
             "sglang": refused("architectures"),
             "sglang@0.5.13": refused("architectures"),
+            "tensorrt_llm": OTHER_FORM,
         },
         base=SPOKEN,
         whole_config=True,
@@ -522,7 +525,8 @@ CASES = {
             "vllm": default("norm_before_residual", "residual", "normed")
             | key("rope_theta")
             | key(NESTED_KEY, "taps"),
-            **{name: key(NESTED_KEY, "taps") for name in ("tensorrt_llm", "openvino", "llamacpp")},
+            **{name: key(NESTED_KEY, "taps") for name in ("openvino", "llamacpp")},
+            "tensorrt_llm": key(NESTED_KEY, "taps") | OTHER_FORM,
         },
         base=SPOKEN,
         whole_config=True,
@@ -539,6 +543,7 @@ CASES = {
             | key("norm_output", "feedback", "pre_norm")
             | refused(*FC_NORMS),
             "llamacpp": key("norm_output", "feedback", "pre_norm") | refused(*FC_NORMS),
+            "tensorrt_llm": OTHER_FORM,
         },
         base=SPOKEN,
         whole_config=True,
@@ -549,6 +554,7 @@ CASES = {
             "sglang": refused("architectures"),
             "sglang@0.5.13": refused("architectures"),
             "vllm": refused("mask_token_id"),
+            "tensorrt_llm": OTHER_FORM,
         },
         base=SPOKEN,
         whole_config=True,

@@ -269,9 +269,18 @@ def test_family(config, family):
     assert family_of(config, "config.json") == family
 
 
-def test_a_target_without_a_model_type_has_no_family():
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"text_config": {"model_type": "llama"}},
+        {"model_type": ["gemma3"]},
+        {"model_type": {"a": 1}},
+        {"model_type": "gemma3", "text_config": {"model_type": ["gemma3_text"]}},
+    ],
+)
+def test_a_target_without_a_name_for_a_model_type_has_no_family(config):
     with pytest.raises(InputError, match="model_type"):
-        family_of({"text_config": {"model_type": "llama"}}, "config.json")
+        family_of(config, "config.json")
 
 
 # The engines' own functions, lifted out of their source and run on a stub.

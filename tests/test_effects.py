@@ -409,3 +409,10 @@ def test_sglangs_own_class_does_the_same(wheel, name, version, tmp_path):  # noq
         assert torch.equal(model.hot_token_id, tensors["d2t"] + torch.arange(len(tensors["d2t"])))
     else:
         assert model.hot_token_id is None
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("key", ["num_hidden_layers", "num_aux_hidden_states"])
+def test_a_count_beyond_any_drafter_costs_no_memory(engine, key, tmp_path):
+    folder = Case({key: 10**30, "fc_norm": True}).write(tmp_path / "draft")
+    assert len(found(engine, folder)) < 20_000

@@ -376,3 +376,57 @@ def test_sglangs_own_function_reads_the_nested_list_alone(wheel, config):  # noq
     written = config.get("eagle_config")
     expected = written.get(KEY) if isinstance(written, dict) else None
     assert found.eagle_aux_hidden_state_layer_ids == expected
+
+
+@pytest.mark.parametrize(
+    ("engine", "config", "where", "outcome"),
+    [
+        ("vllm@0.11", {}, ("llama", 30), "unknown"),
+        ("vllm@0.31.0", {}, ("llama", 30), "unknown"),
+        ("openvino", {}, ("kimi_k25", 61), "unknown"),
+        ("openvino@2026.1.0", {}, ("llama", 30), "unknown"),
+        ("sglang@0.4.0", {}, ("llama", 30), "unknown"),
+        ("sglang", {}, ("some_new_family", 30), "unknown"),
+        ("sglang", {}, ("gemma3_text", 30), "feeds no boundary"),
+        ("sglang", nested(2, 2, 27), ("llama", 30), "fails"),
+        ("vllm", top(2, 15, 31), ("llama", 30), "fails"),
+        ("vllm", top(0, 15, 27), ("kimi_k25", 61), "fails"),
+        ("sglang", nested(2, 15, 27), ("llama", 30), "feeds"),
+        ("sglang@9.9.0", nested(2, 15, 27), ("llama", 30), "feeds"),
+    ],
+)
+def test_what_is_not_known_is_no_failure(engine, config, where, outcome):
+    readings = parse_engine(engine).readings(config, target(*where))
+    assert {reading.outcome for reading in readings} == {outcome}
+    assert all((reading.taps is not None) == (outcome == "feeds") for reading in readings)
+
+
+@pytest.mark.parametrize(
+    ("engine", "age"),
+    [
+        ("sglang", "read"),
+        ("sglang@0.5.4.post2", "read"),
+        ("sglang@0.5.4", "older"),
+        ("sglang@9.9", "newer"),
+        ("vllm@0.31.9", "older"),
+        ("vllm@0.32.1", "newer"),
+        ("llamacpp", "read"),
+    ],
+)
+def test_a_version_stands_inside_the_span_that_was_read_or_not(engine, age):
+    assert parse_engine(engine).age == age
+
+
+@pytest.mark.parametrize(
+    ("ids", "where", "meanings"),
+    [
+        ((1, 5, 8), ("llama", 12), {(2, 6, 9)}),
+        ((2, 30, 58), ("deepseek_v3", 61), {(2, 30, 58), (3, 31, 59)}),
+        ((1, 29, 57), ("deepseek_v3", 61), {(2, 30, 58)}),
+        ((1, 17, 33), ("gpt_oss", 36), {(2, 18, 34)}),
+        ((24, 30, 36), ("gpt_oss", 36), {(24, 30, 36), (25, 31, 37)}),
+        ((1, 5, 8), ("some_new_family", 12), set()),
+    ],
+)
+def test_what_ids_have_meant_under_sglangs_rules(ids, where, meanings):
+    assert set(sglang.meanings(ids, *where)) == meanings

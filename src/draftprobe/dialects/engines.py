@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from draftprobe.dialects import (
     llamacpp,
@@ -35,7 +35,8 @@ class _Dialect:
 
     Attributes:
         readings, spell, effects: the functions of its module.
-        read: the version that was read, meant where none is named.
+        read: the newest version that was read, meant where none is named.
+        oldest: the oldest one; empty where it is the same.
         aliases: names of versions.
         releases: whether other versions can be named; else the one that was read is all there is.
         in_config: whether taps are written in the drafter's own config.
@@ -46,6 +47,7 @@ class _Dialect:
     effects: Callable[..., tuple[Effect, ...]]
     read: str
     aliases: Mapping[str, str] = field(default_factory=dict)
+    oldest: str = ""
     releases: bool = True
     in_config: bool = False
 
@@ -61,6 +63,7 @@ ENGINES = {
         sglang_loader.effects,
         sglang.READ,
         sglang.ALIASES,
+        oldest=sglang.OLDEST,
         in_config=True,
     ),
     "tensorrt_llm": _Dialect(
@@ -85,6 +88,24 @@ class Engine:
 
     def __str__(self) -> str:
         return f"{self.name}@{self.version}"
+
+    @property
+    def age(self) -> Literal["read", "newer", "older"]:
+        """Where the version stands to the span that was read: rules of a newer one are inferred
+        from the newest, of an older one none is known.
+        """
+        dialect = ENGINES[self.name]
+        if not dialect.releases:
+            return "read"
+        mine = version_key(self.version)
+        if mine > version_key(dialect.read):
+            return "newer"
+        return "older" if mine < version_key(dialect.oldest or dialect.read) else "read"
+
+    @property
+    def newest(self) -> str:
+        """The newest version that was read."""
+        return ENGINES[self.name].read
 
     def readings(
         self, config: dict[str, Any], target: Target, options: Mapping[str, Any] | None = None

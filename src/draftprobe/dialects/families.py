@@ -38,7 +38,8 @@ def family_of(config: dict[str, Any], where: Any) -> str:
         InputError: no ``model_type``.
     """
     outer = config.get("model_type")
-    family = text_part(config).get("model_type") if outer in TRANSPARENT else outer
+    inside = isinstance(outer, str) and outer in TRANSPARENT
+    family = text_part(config).get("model_type") if inside else outer
     if not isinstance(family, str) or not family:
         raise InputError(f"{where}: expected a name under 'model_type', found {family!r}")
     return family

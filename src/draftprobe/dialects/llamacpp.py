@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from draftprobe.dialects.ids import Rule, Spelling, Unspellable, default_taps
-from draftprobe.dialects.reading import Reading
+from draftprobe.dialects.reading import Reading, reading
 from draftprobe.drafter.wiring import Tap, taps_name
 
 NAME, READ = "llamacpp", "0274f0fc"
@@ -39,9 +39,7 @@ def readings(
     ids = options.get(OPTION)
     found, rule = ("default" if ids is None else OPTION), _rule(ids is not None)
     taps = _fed(list(default_taps(layers)) if ids is None else ids, layers)
-    if isinstance(taps, str):
-        return (Reading(NAME, version, "", None, taps, found, rule),)
-    return (Reading(NAME, version, "", taps, "", found, rule),)
+    return (reading((NAME, version, ""), taps, found, rule),)
 
 
 def spell(taps: tuple[Tap, ...], family: str, layers: int, version: str) -> Spelling | Unspellable:

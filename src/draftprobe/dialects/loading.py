@@ -31,6 +31,9 @@ HEADS = ("q_proj", "k_proj", "v_proj", "o_proj")
 LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
 LATENT_NORMS = ("q_a_layernorm", "kv_a_layernorm")
 
+MOST = 1000
+"""Layers and slots that are gone through one by one: more than any drafter has."""
+
 
 @dataclass(frozen=True, slots=True)
 class Folder:
@@ -74,6 +77,10 @@ class Folder:
         """A positive integer under a key, or None."""
         value = self.config.get(key)
         return value if type(value) is int and value > 0 else None
+
+    def layers(self) -> int:
+        """Decoder layers as the config says, one without; at most :data:`MOST`."""
+        return min(self.count("num_hidden_layers") or 1, MOST)
 
     def rows(self, inside: str) -> int | None:
         """Rows of the tensor of that plain name (any prefix), or None if there is none."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from draftprobe.dialects.ids import Rule, Spelling, Unspellable, in_layer_order
 from draftprobe.dialects.loading import Folder, unread_ids, width
-from draftprobe.dialects.reading import Effect, Reading, Target
+from draftprobe.dialects.reading import Effect, Reading, Target, Unknown, reading
 from draftprobe.dialects.version import version_key
 from draftprobe.drafter.checkpoint import Checkpoint
 from draftprobe.drafter.layout import Layout
@@ -50,9 +50,7 @@ def readings(
     rule, ids = rule_of(family, version), options.get(OPTION)
     found = "default" if ids is None else OPTION
     taps = _unknown(family, version) or _captured(ids, layers)
-    if isinstance(taps, str):
-        return (Reading(NAME, version, "", None, taps, found, rule),)
-    return (Reading(NAME, version, "", taps, "", found, rule),)
+    return (reading((NAME, version, ""), taps, found, rule),)
 
 
 def spell(taps: tuple[Tap, ...], family: str, layers: int, version: str) -> Spelling | Unspellable:
@@ -60,7 +58,7 @@ def spell(taps: tuple[Tap, ...], family: str, layers: int, version: str) -> Spel
     rule = rule_of(family, version)
     unknown = _unknown(family, version)
     if unknown:
-        return Unspellable(f"OpenVINO: {unknown}", rule)
+        return Unspellable(unknown, rule)
     numbers = in_layer_order(taps)
     if isinstance(numbers, str):
         return Unspellable(f"OpenVINO: {numbers}", rule)
@@ -77,12 +75,12 @@ def spell(taps: tuple[Tap, ...], family: str, layers: int, version: str) -> Spel
 
 def _unknown(family: str, version: str) -> str:
     if version_key(version) < version_key(READ):
-        return f"releases before {READ} are not known here, found {version}"
+        return Unknown(f"OpenVINO GenAI {version} is not known here (known: {READ})")
     if family not in _DENSE:
-        return (
-            f"not known for {family} targets: the node that is looked for, an addition whose "
-            "second input is a matrix product of a gated activation, ends no layer of a mixture "
-            "of experts; where none is found, no states arrive at all"
+        return Unknown(
+            f"OpenVINO GenAI is not known for {family} targets: the node that is looked for, an "
+            "addition whose second input is a matrix product of a gated activation, ends no layer "
+            "of a mixture of experts; where none is found, no states arrive at all"
         )
     return ""
 

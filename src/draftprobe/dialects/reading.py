@@ -12,9 +12,32 @@ from draftprobe.dialects.ids import Rule
 from draftprobe.drafter.wiring import Tap
 
 Did = Literal[
-    "ignores key", "ignores tensor", "leaves at initial value", "defaults", "replaces", "refuses"
+    "ignores key",
+    "ignores tensor",
+    "leaves at initial value",
+    "defaults",
+    "replaces",
+    "refuses",
+    "is not known",
 ]
-"""What an engine did; only ``refuses`` is told by the engine itself."""
+"""What an engine did; only ``refuses`` is told by the engine itself; ``is not known`` what it makes
+of this form of folder."""
+
+Outcome = Literal["feeds", "fails", "feeds no boundary", "unknown"]
+"""What becomes of the taps: boundaries arrive; the engine fails; states arrive that are no complete
+residual stream; or its rule is not known here, and it may well work."""
+
+
+class Unknown(str):
+    """Why an engine's rule is not known here, in place of taps."""
+
+    __slots__ = ()
+
+
+class NoBoundary(str):
+    """What arrives instead of boundaries, in place of taps."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +64,12 @@ class Reading:
 
     Attributes:
         engine, version: whose; variant: which runner or mode, empty where there is one.
-        taps: boundaries in the order of the slots; None where it fails, or is not known.
+        taps: boundaries in the order of the slots; None unless it feeds them.
         problem: why there are no taps: the engine's failure, or what is not known.
         found: where the ids that were read stand: ``top``, ``nested``, ``default``, or another
             key's name.
         rule: how that is known.
+        outcome: what that means.
     """
 
     engine: str
@@ -55,6 +79,17 @@ class Reading:
     problem: str
     found: str
     rule: Rule | None
+    outcome: Outcome
+
+
+def reading(
+    who: tuple[str, str, str], got: tuple[Tap, ...] | str, found: str, rule: Rule | None
+) -> Reading:
+    """A Reading of engine, version and variant, from taps or from why there are none."""
+    if not isinstance(got, str):
+        return Reading(*who, got, "", found, rule, "feeds")
+    kinds: dict[type, Outcome] = {Unknown: "unknown", NoBoundary: "feeds no boundary"}
+    return Reading(*who, None, str(got), found, rule, kinds.get(type(got), "fails"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from draftprobe.dialects.ids import (
     not_ids,
     switched_off,
 )
-from draftprobe.dialects.reading import Reading
+from draftprobe.dialects.reading import NoBoundary, Reading, Unknown, reading
 from draftprobe.dialects.version import version_key
 from draftprobe.drafter.wiring import Tap, taps_name
 
@@ -124,8 +124,10 @@ FAMILIES: dict[str, tuple[_Period, ...]] = {
 """The rule's history by target family."""
 
 _REFUSED = {
-    "gemma3_text": "SGLang captures this family's states without the residual (gemma3_causal.py, "
-    "pull request 39286): only the branch's output arrives, which is no boundary",
+    "gemma3_text": NoBoundary(
+        "SGLang captures this family's states without the residual (gemma3_causal.py, pull request "
+        "39286): only the branch's output arrives, which is no boundary"
+    ),
 }
 
 
@@ -137,12 +139,9 @@ def readings(
     found = "default" if ids is None else "nested"
     period = _period(family, version)
     if isinstance(period, str):
-        return (Reading(NAME, version, "", None, period, found, None),)
-    rule = rule_of(period, version)
+        return (reading((NAME, version, ""), period, found, None),)
     taps = switched_off(config) or _fed(period, ids, family, layers, version)
-    if isinstance(taps, str):
-        return (Reading(NAME, version, "", None, taps, found, rule),)
-    return (Reading(NAME, version, "", taps, "", found, rule),)
+    return (reading((NAME, version, ""), taps, found, rule_of(period, version)),)
 
 
 def _fed(
@@ -160,6 +159,24 @@ def _fed(
         f"boundaries in h[{int(not period.embedding)}]..h[{layers - 1 + period.last}] "
         f"({rule_of(period, version)})"
     )
+
+
+def meanings(ids: Sequence[int], family: str, layers: int) -> dict[tuple[int, ...], str]:
+    """What these ids have meant on targets of ``family``: boundaries in the list's order, and why.
+
+    One entry where every rule that the family has had agrees; none where no rule is known.
+    """
+    found: dict[tuple[int, ...], str] = {}
+    for period in FAMILIES.get(family, ()):
+        add = int(_ADDS_ONE[period.reading](ids, layers))
+        because = {
+            _PLUS_ONE: "",
+            _FIRST_ONE: f" as the first id is {ids[0]}",
+            _LAST_RAW: f" as the largest id is {max(ids)} of {layers} layers",
+        }[period.reading]
+        why = f"id k is h[k{' + 1' * add}] on {family} targets{because}"
+        found[tuple(identifier + add for identifier in ids)] = why
+    return found
 
 
 def spell(taps: tuple[Tap, ...], family: str, layers: int, version: str) -> Spelling | Unspellable:
@@ -219,13 +236,15 @@ def _period(family: str, version: str) -> _Period | str:
         return _REFUSED[family]
     if family not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
-        return f"SGLang's rule for target family {family!r} is not known here (known: {known})"
+        return Unknown(
+            f"SGLang's rule for target family {family!r} is not known here (known: {known})"
+        )
     if version_key(version) < version_key(OLDEST):
-        return f"SGLang before {OLDEST} is not known here, found {version}"
+        return Unknown(f"SGLang {version} is not known here (known: {OLDEST} to {READ})")
     history = FAMILIES[family]
     valid = [p for p in history if version_key(p.since) <= version_key(version)]
     if not valid:
-        return (
+        return Unknown(
             f"SGLang {version} is not known to capture states of {family} targets "
             f"(first seen in {history[0].since})"
         )

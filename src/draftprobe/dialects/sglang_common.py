@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 
 from draftprobe.dialects.ids import KEY, Rule
-from draftprobe.dialects.loading import Folder, Names, nested_ids, no_map
+from draftprobe.dialects.loading import MOST, Folder, Names, nested_ids, no_map
 from draftprobe.dialects.reading import Effect
 from draftprobe.dialects.sglang import EXECUTED, READ
 from draftprobe.dialects.version import version_key
@@ -66,7 +66,7 @@ def common(folder: Folder, whole: bool, per_tap: int) -> list[str]:
         *(["embed_tokens.weight"] if keeps_embedding(folder) else []),
         *(["fc.bias"] if folder.flag("bias") else []),
         *(["input_norm.weight"] if whole else []),
-        *(f"fc_norm.{tap}.weight" for tap in range(per_tap)),
+        *(f"fc_norm.{tap}.weight" for tap in range(min(per_tap, MOST))),
     ]
 
 

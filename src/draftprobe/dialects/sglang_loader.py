@@ -100,7 +100,7 @@ def _llama(folder: Folder) -> Iterator[Effect]:
         *(f"layers.0.{norm}.weight" for norm in ("input_layernorm", "hidden_norm")),
         *([] if tied else ["lm_head.weight"]),
     ]
-    for number in range(folder.count("num_hidden_layers") or 1):
+    for number in range(folder.layers()):
         norms = ("post_attention_layernorm",) if number == 0 else ("hidden_norm", POST)
         parameters += layer_parameters(number, norms, HEADS)
         if folder.flag("attention_bias") or folder.flag("bias"):

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from draftprobe.dialects.ids import Rule, Spelling, Unspellable, default_taps, in_layer_order
-from draftprobe.dialects.reading import Reading
+from draftprobe.dialects.reading import Reading, Unknown, reading
 from draftprobe.drafter.wiring import Tap, taps_name
 
 NAME, READ = "tensorrt_llm", "001e6700"
@@ -28,7 +28,7 @@ RULE = Rule(
     how="read",
 )
 
-_FINAL = (
+_FINAL = Unknown(
     "-1 is the final norm's output, and its slot is not certain: the two-model code moves it to "
     "the last slot (f933a608), the one-model code leaves it in the first (001e6700)"
 )
@@ -41,9 +41,7 @@ def readings(
     ids = options.get(OPTION)
     found = "default" if ids is None else OPTION
     taps = _captured(ids, layers)
-    if isinstance(taps, str):
-        return (Reading(NAME, version, "", None, taps, found, RULE),)
-    return (Reading(NAME, version, "", taps, "", found, RULE),)
+    return (reading((NAME, version, ""), taps, found, RULE),)
 
 
 def spell(taps: tuple[Tap, ...], family: str, layers: int, version: str) -> Spelling | Unspellable:

@@ -45,7 +45,8 @@ def effects(
     folder = Folder(NAME, version, checkpoint.config, checkpoint, target)
     found = unread_ids(folder, (), RULE, f"TensorRT-LLM takes ids from the option {OPTION}")
     if "transformer_layer_config" in checkpoint.config:
-        return tuple(found)
+        text = "what TensorRT-LLM makes of a folder in speculators format is not known here"
+        return (*found, folder.effect("is not known", "transformer_layer_config", text, _RULE))
     return (*found, *_keys(folder), *_tensors(folder), *_sharing(folder))
 
 
@@ -78,7 +79,7 @@ def _served(folder: Folder) -> str | None:
 
 
 def _tensors(folder: Folder) -> Iterator[Effect]:
-    layers = folder.count("num_hidden_layers") or 1
+    layers = folder.layers()
     names = compare(
         folder.checkpoint.tensors,
         lambda name: _rename(name, layers),

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from draftprobe.dialects import rope_keys
+from draftprobe.dialects import rope_keys, sglang
 from draftprobe.dialects.ids import KEY, NESTED, layer_ids
 from draftprobe.dialects.keys import count, flag, layer_config, part
 from draftprobe.dialects.recognise import MARK, Recognised, parse_trainer, recognise
@@ -265,8 +265,7 @@ _MEANT: Mapping[tuple[str, str], tuple[Literal["output", "boundary"], str]] = {
     ("draftprobe", "top"): ("boundary", "draftprobe's trainer writes boundaries at top level"),
     ("specforge", "nested"): (
         "output",
-        "SpecForge hands the ids to SGLang, where an id is a layer's output on most families; not "
-        "on DeepSeek's nor on gpt-oss",
+        "SpecForge hands the ids to SGLang, where an id is a layer's output on most families",
     ),
     ("speculators", "top"): ("boundary", "speculators hands the ids to vLLM as they stand"),
     ("modelopt", "nested"): ("output", "ModelOpt hooks the output of each layer that is named"),
@@ -277,7 +276,10 @@ _MEANT: Mapping[tuple[str, str], tuple[Literal["output", "boundary"], str]] = {
 
 
 def claims(
-    checkpoint: Checkpoint, layers: int | None, trainer: str | None = None
+    checkpoint: Checkpoint,
+    layers: int | None,
+    trainer: str | None = None,
+    family: str | None = None,
 ) -> tuple[TapClaim, ...]:
     """Every list of layer ids in the config with its readings; empty where there is none.
 
@@ -285,6 +287,7 @@ def claims(
         checkpoint: the folder.
         layers: L of the target; None leaves the ids' upper end unchecked.
         trainer: see :func:`parse`.
+        family: the target's ``model_type``; SpecForge's ids depend on it.
 
     Raises:
         InputError: a list that is none of integers.
@@ -298,7 +301,10 @@ def claims(
     for level, holder, key in places:
         ids = layer_ids(holder, where)
         if ids is not None:
-            found.append(_claim(key, level, tuple(ids), layers, who, checkpoint))
+            claim = _claim(key, level, tuple(ids), layers, who, checkpoint)
+            if who.name == "specforge" and level == "nested" and family and layers:
+                claim = _by_sglang(claim, family, layers)
+            found.append(claim)
     mark = part(config, MARK, where) or {}
     if KEY in mark:
         taps = tuple(layer_ids(mark, where) or ())
@@ -325,6 +331,18 @@ def _claim(
         rule, why = None, "TorchSpec's export for vLLM adds 1 to the ids of kimi_k2, or does not"
     meant = {"output": output, "boundary": boundary, None: None}[rule]
     return TapClaim(key, level, ids, output, boundary, meant, why)
+
+
+def _by_sglang(claim: TapClaim, family: str, layers: int) -> TapClaim:
+    """What SpecForge means on this target: what SGLang's rules for its family agree on."""
+    found = sglang.meanings(claim.ids, family, layers)
+    if len(found) == 1:
+        [(taps, why)] = found.items()
+        why = f"SpecForge hands the ids to SGLang: {why}"
+        return replace(claim, meant=_existing(taps, layers), why=why)
+    told = ", or ".join(found.values()) or f"no rule for {family} targets is known here"
+    more = "by version, " if found else ""
+    return replace(claim, meant=None, why=f"SpecForge hands the ids to SGLang: {more}{told}")
 
 
 def _existing(taps: tuple[int, ...], layers: int | None) -> tuple[int, ...] | None:

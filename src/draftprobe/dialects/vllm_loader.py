@@ -15,6 +15,7 @@ from draftprobe.dialects.loading import (
     HEADS,
     LATENT,
     LATENT_NORMS,
+    MOST,
     Folder,
     Names,
     arrivals,
@@ -118,9 +119,9 @@ def _parameters(folder: Folder, file: str, slots: int) -> list[str]:
         "fc.weight",
         "norm.weight",
         *(["input_norm.weight"] if whole else []),
-        *(f"fc_norm.{tap}.weight" for tap in range(slots if per_tap else 0)),
+        *(f"fc_norm.{tap}.weight" for tap in range(min(slots, MOST) if per_tap else 0)),
     ]
-    for number in range(folder.count("num_hidden_layers") or 1):
+    for number in range(folder.layers()):
         norms = ("input_layernorm", "post_attention_layernorm")
         found += layer_parameters(number, norms, attention)
         if number == 0:

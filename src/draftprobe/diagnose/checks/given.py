@@ -30,9 +30,6 @@ def open_target(path: Path) -> Target:
         _size(text.get(key, config.get(key)), key, where)
         for key in ("num_hidden_layers", "hidden_size", "vocab_size")
     )
-    for part in (config, text):
-        if not isinstance(part.get("model_type", ""), str):
-            raise InputError(f"{where}: expected a name under 'model_type', found another kind")
     return Target(family_of(config, where), layers, hidden, vocabulary, text, str(where))
 
 
