@@ -22,9 +22,10 @@ from synthetic import write_safetensors
 from tiny import SHAPE
 
 from draftprobe.cli import main
-from draftprobe.dialects.convert import Wish, convert
+from draftprobe.dialects.convert import convert
 from draftprobe.dialects.holds import FORMATS
 from draftprobe.dialects.ids import KEY
+from draftprobe.dialects.meant import Wish
 from draftprobe.dialects.trainers import claims, parse
 from draftprobe.drafter import golden
 from draftprobe.drafter.checkpoint import open_checkpoint
@@ -436,6 +437,17 @@ def test_a_disagreeing_table_is_not_lost(tmp_path):
         convert(broken, "specforge", tmp_path / "out", wish(tmp_path))
 
 
+@pytest.mark.parametrize("change", [lambda table: table.float(), lambda table: table[:, None]])
+@pytest.mark.parametrize("to", FORMATS)
+def test_a_table_of_another_kind_is_refused(tmp_path, change, to):
+    tensors = weights(PLAIN)
+    tensors["d2t"] = change(tensors["d2t"])
+    draft = source(tmp_path / "draft", tensors=tensors)
+    with pytest.raises(InputError, match="expected d2t as one row of integers"):
+        convert(draft, to, tmp_path / "out", wish(tmp_path))
+    assert not (tmp_path / "out").exists()
+
+
 def test_taps_must_be_certain(tmp_path):
     draft, aim = source(tmp_path / "draft"), target(tmp_path / "target.json")
     config = json.loads((draft / "config.json").read_text())
@@ -471,7 +483,8 @@ def test_memory_stays_small(tmp_path):
                       holes | {"embed_tokens.weight": ("BF16", (rows, H))})  # fmt: skip
     code = (
         "import sys; from pathlib import Path\n"
-        "from draftprobe.dialects.convert import Wish, convert\n"
+        "from draftprobe.dialects.convert import convert\n"
+        "from draftprobe.dialects.meant import Wish\n"
         "convert(Path(sys.argv[1]), 'speculators', Path(sys.argv[2]), Wish(taps=(2, 6, 9)))\n"
         "assert 'torch' not in sys.modules\n"
         "peak = [x for x in open('/proc/self/status') if x.startswith('VmHWM')]\n"
@@ -596,6 +609,58 @@ def with_golden(folder, wiring):
         folder,
     )  # fmt: skip
     return folder
+
+
+def test_a_config_that_was_changed_beside_a_golden_file_is_told(tmp_path):
+    draft = with_golden(source(tmp_path / "draft"), PLAIN)
+    config = json.loads((draft / "config.json").read_text())
+    changed = config | {KEY: [0, 3, 9], "norm_before_residual": True}
+    (draft / "config.json").write_text(json.dumps(changed))
+    aim = target(tmp_path / "target.json")
+    done = convert(draft, "speculators", tmp_path / "out", Wish(target=aim))
+    assert done.wiring == PLAIN
+    told = "; ".join(done.notes)
+    assert f"{KEY} [0, 3, 9] means h[0], h[3], h[9]; the golden file decides" in told
+    assert "config.json says residual normed; the golden file decides, which says raw" in told
+    assert not any("golden" in note for note in convert(
+        with_golden(source(tmp_path / "same"), PLAIN), "speculators", tmp_path / "o",
+        Wish(target=aim)).notes)  # fmt: skip
+
+
+SPECFORGE = {  # target's family, ids, what SGLang's setters in the wheel's source feed under them
+    "llama": ("llama", [1, 5, 8], (2, 6, 9)),
+    "deepseek, first id 1": ("deepseek_v3", [1, 5, 8], (2, 6, 9)),
+    "deepseek, both rules": ("deepseek_v3", [2, 5, 8], None),  # + 1 before 0.5.13, as is since
+    "a family that is not known": ("mamba", [1, 5, 8], None),
+}
+
+
+@pytest.mark.parametrize(("family", "ids", "meant"), SPECFORGE.values(), ids=SPECFORGE)
+def test_ids_of_specforge_mean_what_sglang_makes_of_them(tmp_path, family, ids, meant):
+    draft = specforge_folder(tmp_path / "draft", ids)
+    aim = target(tmp_path / "target.json", family=family)
+    out = tmp_path / "out"
+    with pytest.raises(InputError, match="hangs on the target's family"):
+        convert(draft, "speculators", tmp_path / "no", Wish())
+    if meant is None:
+        with pytest.raises(InputError, match=r"not certain.*--read-ids"):
+            convert(draft, "speculators", out, Wish(target=aim))
+    else:
+        assert convert(draft, "speculators", out, Wish(target=aim)).wiring.taps == meant
+    done = convert(draft, "specforge", tmp_path / "s", Wish(taps=TAPS, target=aim))
+    assert any("is not known" in note for note in done.notes) == (family == "mamba")
+    chosen = Wish(read_ids="boundary", target=aim)
+    assert convert(draft, "speculators", tmp_path / "b", chosen).wiring.taps == tuple(ids)
+
+
+def specforge_folder(path, ids):
+    """As its export writes it: midlayer, d2t and t2d, no embedding."""
+    tensors = {n.replace("layers.0.", "midlayer."): w for n, w in weights(PLAIN).items()}
+    source(path, tensors=tensors)
+    config = json.loads((path / "config.json").read_text())
+    config |= {"architectures": ["LlamaForCausalLMEagle3"], "eagle_config": {KEY: ids}}
+    (path / "config.json").write_text(json.dumps(config | {"norm_output": None}))
+    return path
 
 
 def test_a_golden_file_goes_along_and_decides(tmp_path):

@@ -39,8 +39,8 @@ def convert(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Write a drafter in another stack's layout; refuse what that layout cannot hold."""
-    from draftprobe.dialects.convert import Wish
     from draftprobe.dialects.convert import convert as write
+    from draftprobe.dialects.meant import Wish
     from draftprobe.drafter.wiring import parse_taps, taps_name, to_json
 
     wanted = parse_taps(taps) if taps is not None else None

@@ -16,9 +16,18 @@ from draftprobe.dialects.engines import parse_engine
 from draftprobe.dialects.families import family_of, text_part
 from draftprobe.dialects.folder import Part, part_of, tensor_bytes, write_folder
 from draftprobe.dialects.holds import FORMATS, Case, Format, refusals
-from draftprobe.dialects.ids import Spelling, default_taps
+from draftprobe.dialects.ids import Spelling
 from draftprobe.dialects.keys import count
 from draftprobe.dialects.layouts import dropped_keys, write_config
+from draftprobe.dialects.meant import (
+    GOLDEN,
+    NOTHING_SAID,
+    Target,
+    Wish,
+    against_golden,
+    known_wiring,
+    read_target,
+)
 from draftprobe.dialects.own_table import EMBEDDING, compare_embedding
 from draftprobe.dialects.reading import Target as ServedWith
 from draftprobe.dialects.recognise import Recognised, parse_trainer, recognise
@@ -28,19 +37,8 @@ from draftprobe.drafter.checkpoint import Checkpoint, open_checkpoint, read_json
 from draftprobe.drafter.kind import check_eagle3
 from draftprobe.drafter.layout import Layout, layout_of
 from draftprobe.drafter.shape import shape_of
-from draftprobe.drafter.wiring import Tap, Wiring, check_taps, difference, taps_name
+from draftprobe.drafter.wiring import Wiring, difference, taps_name
 from draftprobe.errors import InputError
-
-GOLDEN = "golden.safetensors"
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What a target's ``config.json`` says: L, the family by which ids are read, architectures."""
-
-    layers: int
-    family: str
-    architectures: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,18 +71,7 @@ class Converted:
     served: tuple[Served, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """What the user says beyond the folder: see :func:`convert`."""
-
-    taps: tuple[Tap, ...] | None = None
-    read_ids: str | None = None
-    trainer: str | None = None
-    target: Path | None = None
-    verifier: str | None = None
-
-
-def convert(draft: Path, to: str, out: Path, wish: Wish = Wish()) -> Converted:
+def convert(draft: Path, to: str, out: Path, wish: Wish = NOTHING_SAID) -> Converted:
     """Write ``draft`` in the layout ``to`` into the new folder ``out``.
 
     Args:
@@ -125,6 +112,13 @@ def convert(draft: Path, to: str, out: Path, wish: Wish = Wish()) -> Converted:
     if form == "speculators":
         notes += _speculators_notes(config, wiring)
     notes += [f"{doubt.wire}: {doubt.why}" for doubt in doubts(checkpoint, layout, wish.trainer)]
+    if "hidden_norm in later layers" in layout.styles:
+        notes.append(
+            "the later layers' hidden_norm is written as input_layernorm, as vLLM reads it; SGLang "
+            "and TensorRT-LLM look for hidden_norm there"
+        )
+    if golden:
+        notes += against_golden(checkpoint, layout, source, target)
     return Converted(
         out, form, who, wiring, ids, level, len(parts), made, left, dropped_keys(checkpoint),
         tuple(notes), _served(out, wish.target, wiring),
@@ -172,74 +166,6 @@ def _served(out: Path, target: Path | None, wiring: Wiring) -> tuple[Served, ...
     return what_engines_do(out, served_with, wiring)
 
 
-def read_target(path: Path) -> Target:
-    """What is needed of a target, from its ``config.json`` or the folder with it.
-
-    Raises:
-        InputError: no such file, or it names no family or no layers.
-    """
-    where = path / "config.json" if path.is_dir() else path
-    config = read_json(where)
-    layers = count(text_part(config), "num_hidden_layers", where)
-    if layers is None:
-        raise InputError(f"{where}: expected the target's num_hidden_layers, found none")
-    names = config.get("architectures")
-    plain = isinstance(names, list) and all(isinstance(name, str) for name in names)
-    return Target(layers, family_of(config, where), tuple(names) if plain and names else ())
-
-
-def known_wiring(
-    checkpoint: Checkpoint, layout: Layout, who: Recognised, wish: Wish, target: Target | None
-) -> Wiring:
-    """The wiring that is to be kept: the golden file's, else the trainer's with the taps found.
-
-    Raises:
-        InputError: the taps are not known, do not exist, or differ from the golden file's.
-    """
-    if not (checkpoint.folder / GOLDEN).is_file():
-        taps = wish.taps or _claimed(checkpoint, who, wish, target)
-        if target is not None:
-            check_taps(taps, target.layers)
-        return parse(checkpoint, layout, taps, wish.trainer)
-    from draftprobe.drafter.golden import read
-
-    golden = read(checkpoint.folder).wiring
-    given = replace(golden, taps=wish.taps) if wish.taps else golden
-    if wish.trainer:
-        given = parse(checkpoint, layout, given.taps, wish.trainer)
-    if wires := difference(golden, given):
-        raise InputError(
-            f"{checkpoint.folder / GOLDEN}: the golden file says otherwise about "
-            f"{', '.join(wires)}; leave out --taps and --trainer, or take the file away"
-        )
-    return golden
-
-
-def _claimed(
-    checkpoint: Checkpoint, who: Recognised, wish: Wish, target: Target | None
-) -> tuple[Tap, ...]:
-    """Boundaries by the config's own lists; one reading must remain."""
-    layers = target.layers if target else None
-    found = claims(checkpoint, layers, wish.trainer)
-    where = checkpoint.folder / "config.json"
-    if not found and who.name == "eagle" and layers is not None:
-        return default_taps(layers)
-    if not found:
-        raise InputError(f"{where}: names no layers; give the boundaries with --taps")
-    rules = {"output": "as_output", "boundary": "as_boundary", None: "meant"}
-    if wish.read_ids not in rules:
-        raise InputError(f"--read-ids: expected output or boundary, found {wish.read_ids!r}")
-    marked = [claim for claim in found if claim.level == "mark"]
-    used = marked if marked and wish.read_ids is None else [c for c in found if c not in marked]
-    read = {getattr(claim, rules[wish.read_ids]) for claim in used}
-    if len(read) == 1 and (taps := read.pop()) is not None:
-        return taps
-    said = "; ".join(f"{claim.key} {list(claim.ids)} ({claim.why})" for claim in found)
-    raise InputError(
-        f"{where}: the taps are not certain: {said}; give --taps, or --read-ids output|boundary"
-    )
-
-
 def _spelled(
     to: Format, wiring: Wiring, target: Target | None
 ) -> tuple[tuple[int, ...], str, list[str]]:
@@ -249,7 +175,7 @@ def _spelled(
         return (), "", ["EAGLE's code captures the layers by itself: the config has no ids"]
     if to == "speculators":
         return taps, "top", []
-    outputs = tuple(tap - 1 for tap in taps)
+    outputs, unknown = tuple(tap - 1 for tap in taps), "" if target else "give --target"
     if to != "specforge":
         return outputs, "nested", []
     if target is not None:
@@ -258,11 +184,13 @@ def _spelled(
             outputs = spelling.ids
         elif spelling.rule is not None:
             raise InputError(f"specforge: wire taps: {spelling.reason}")
+        else:
+            unknown = f"SGLang's rule for {target.family} targets is not known"
     if min(outputs) < 0:
         hint = "" if target else "; on DeepSeek's family id 0 names it: give --target"
         raise InputError(f"specforge: wire taps: h[0] would be id -1, which it refuses{hint}")
-    note = "ids are outputs of layers, as SGLang's rule for most families has it; give --target"
-    return outputs, "nested", [] if target is not None else [note]
+    note = f"ids are outputs of layers, as SGLang's rule for most families has it; {unknown}"
+    return outputs, "nested", [note] if unknown else []
 
 
 def _tensors(
@@ -270,6 +198,7 @@ def _tensors(
 ) -> tuple[list[Part], tuple[str, ...], tuple[str, ...]]:
     """Every tensor under the layout's name; t2d made or left where only one side has it."""
     layout, made, left = case.layout, [], []
+    _check_d2t(checkpoint, layout)
     middle = to in ("specforge", "eagle", "torchspec")
     parts = []
     for inside in layout.sources:
@@ -292,17 +221,28 @@ def _tensors(
     return parts, tuple(made), tuple(left)
 
 
+_CODES = {"I64": "q", "I32": "i"}
+
+
+def _check_d2t(checkpoint: Checkpoint, layout: Layout) -> None:
+    if "d2t" not in layout:
+        return
+    info = checkpoint.info(layout.sources["d2t"].name)
+    if info.dtype not in _CODES or len(info.shape) != 1:
+        raise InputError(
+            f"{info.file}: expected d2t as one row of integers (I64, I32), found {info.dtype} "
+            f"{list(info.shape)}; write it anew as offsets"
+        )
+
+
 def _t2d(checkpoint: Checkpoint, case: Case) -> bytes:
     """t2d as d2t gives it, one byte for each of the target's tokens.
 
     Raises:
-        InputError: d2t is no table of integers, or names a token outside the vocabulary.
+        InputError: d2t names a token outside the vocabulary.
     """
     info = checkpoint.info(case.layout.sources["d2t"].name)
-    codes = {"I64": "q", "I32": "i"}
-    if info.dtype not in codes:
-        raise InputError(f"{info.file}: expected integers in d2t, found {info.dtype}")
-    offsets = array(codes[info.dtype], b"".join(tensor_bytes(checkpoint, case.layout, "d2t")))
+    offsets = array(_CODES[info.dtype], b"".join(tensor_bytes(checkpoint, case.layout, "d2t")))
     if sys.byteorder == "big":
         offsets.byteswap()
     table = bytearray(case.shape.vocabulary)
