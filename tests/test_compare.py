@@ -347,6 +347,48 @@ def test_one_sequence_late_among_others(reference):
     assert "sequence 2" in finding.evidence
 
 
+def test_rows_of_another_request(reference):
+    """Two requests of one batch have each other's states, in a part of their rows or all."""
+
+    def planted(h, sequence):
+        other = states("bfloat16")[1 - sequence if sequence < 2 else 2][1]
+        mixed = h[16].clone()
+        mixed[4:8] = other[16][4:8]
+        return [h[0], h[3], mixed]
+
+    (finding,) = said(reference, dump(planted)).findings
+    assert finding.id == "E103"
+    assert "slot 2 has of 51 rows 8 rows of other sequences (first: sequence 0, row 4)" in (
+        finding.evidence
+    )
+
+    def exchanged(h, sequence):
+        other = states("bfloat16")[(sequence + 1) % COUNT][1]
+        return [h[0], h[3], other[16]]
+
+    found = said(reference, dump(exchanged))
+    assert ids(found) == ["E103"]
+    assert found.slots[2].boundary == 16
+    assert "rows of other sequences" in found.findings[0].evidence
+
+
+@pytest.mark.parametrize(("first", "count"), [(0, 12), (6, 11)])
+def test_rows_that_are_not_there(reference, tmp_path, first, count):
+    """A cached prefix has no states, or the end was cut: fewer rows than tokens."""
+    folder = tmp_path / "cut"
+    folder.mkdir()
+    for number, (tokens, h) in enumerate(states("bfloat16")):
+        rows = torch.cat([h[tap][first : first + count] for tap in WANTED], dim=-1).bfloat16()
+        save_file({"hidden_states": rows, "input_ids": tokens}, folder / f"{number}.safetensors")
+    code, out = run(folder, "--states", REFERENCE, "--wanted", "0,3,16", "--json")
+    told = json.loads(out)
+    assert code == 1
+    named = [finding["id"] for finding in told["findings"]]
+    assert named == (["W115", "E103"] if first else ["E103"])
+    assert f"{COUNT * (T - count)} rows missing" in told["findings"][-1]["evidence"]
+    assert [slot["boundary"] for slot in told["slots"]] == list(WANTED)
+
+
 # The errors
 
 

@@ -10,18 +10,18 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from draftprobe.diagnose.compare.explain import Found, find
+from draftprobe.diagnose.compare.explain import LONGEST, Found, find
 from draftprobe.diagnose.compare.floor import Floors, by_dtype, stored
 from draftprobe.diagnose.compare.products import Part, products, shifted
-from draftprobe.diagnose.compare.rows import FOLLOWED, RowCheck, check_rows, expected
+from draftprobe.diagnose.compare.rows import FOLLOWED, RowCheck, check_rows, expected, seek
 from draftprobe.diagnose.compare.view import View
 from draftprobe.errors import InputError
 from draftprobe.states.dumps.identify import Index
 from draftprobe.states.dumps.record import Dump, Sequence
 from draftprobe.states.record import States
 
-LIMIT, LONGEST = 1024, 512
-"""Rows of the sample, and rows that one sequence gives to it."""
+LIMIT = 1024
+"""Rows of the sample."""
 
 Progress = Callable[[int, int], None]
 
@@ -148,7 +148,12 @@ def _check_all(
             c = expected(reference, found[0], slot.found)
             floor = slot.floors.of(slot.found.boundary)
             check_rows(slot.check, number, x, c, slot.found, floor)
+        short = len(one.tokens) - 1 - one.rows
+        for slot in slots:
+            slot.check.note("missing", max(0, short), number, one.rows)
         progress(number + 1, len(dump))
+    for slot in slots:
+        seek(slot.check, reference, slot.found, range(len(reference)))
     return matched
 
 

@@ -12,6 +12,7 @@ from typing import Literal
 
 import torch
 
+from draftprobe.diagnose.compare.products import boundary_rows
 from draftprobe.diagnose.compare.view import Candidate, Ranked, View
 from draftprobe.drafter.wiring import Tap, tap_name
 
@@ -37,6 +38,8 @@ STRUCTURE = (0.2, 0.3)
 0.19 at most, measured), a branch of the layer further than the second."""
 ROWS = 8
 """Fewer rows, first ones not counted, decide nothing."""
+LONGEST = 512
+"""Rows that one sequence gives to the sample."""
 MANY_ROWS, MOST_ROWS = 24, 256
 """What a fit of weights or a comparison of Gram matrices needs, and takes."""
 
@@ -296,15 +299,15 @@ def _procrustes(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def _any_row(view: View) -> Found | None:
-    """Each row is some row of the boundary, in another order."""
-    part = max(view.parts, key=lambda one: one.rows)
-    rows = min(part.rows, MOST_ROWS)
-    if rows < 2 * ROWS:
+    """Each row is some row of the boundary, of this sequence or another one."""
+    x = view.rows(MOST_ROWS)[0].double()
+    if len(x) < 2 * ROWS:
         return None
-    x = part.slots[view.slot, 1:rows].double()
     errors: list[tuple[float, Candidate]] = []
     for tap in view.products.taps:
-        h = view.reference.sequence(part.reference, [tap]).h[tap][1:].double()
+        h = torch.cat(
+            [boundary_rows(view.reference, p.reference, tap, LONGEST)[1:] for p in view.parts]
+        ).double()
         nearest = torch.cdist(x, h) / h.norm(dim=-1).clamp(min=1e-30)
         errors.append((float(nearest.min(dim=-1).values.nanmedian()), Candidate(tap)))
     errors.sort(key=lambda one: one[0])

@@ -8,7 +8,7 @@ fits is counted and accused of nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -20,10 +20,20 @@ from draftprobe.states.record import States
 
 LOOK = 2 * ACCEPT
 """A row that errs more is looked for elsewhere."""
-MOST_LOST = 1024
-"""Rows of one sequence that are looked for."""
+MOST_LOST, MOST_STRAYS = 1024, 64
+"""Rows of one sequence that are looked for in it, and rows of a slot looked for in all others."""
 FOLLOWED = ("identity", "scaled", "branch", "rows", "imprecise")
 """Treatments that can be undone row by row."""
+
+
+@dataclass(frozen=True)
+class Stray:
+    """A row [H] that nothing in its sequence fits, and the error below which another one does."""
+
+    sequence: int
+    place: int
+    row: torch.Tensor
+    limit: float
 
 
 @dataclass
@@ -32,11 +42,13 @@ class RowCheck:
 
     Attributes:
         errors: per row that is not the first of its sequence; first: of the first rows.
-        moved: rows that are another token's: "shifted", "dropped", "repeated", "permuted" -> rows.
+        moved: rows that are another token's, or not there, by kind: "shifted", "dropped",
+            "repeated", "permuted", "of other sequences", "missing".
         shifts: sequences by the number of rows that all of theirs come late.
         stayed: rows of a shifted slot that lie in their own place.
         zero, not_finite, odd: rows of zeros, rows with NaN or infinity, rows that nothing fits.
         where: first place of each kind of fault, (sequence, row).
+        strays: some of the odd rows, until they are looked for in other sequences.
     """
 
     errors: list[torch.Tensor] = field(default_factory=list)
@@ -49,6 +61,7 @@ class RowCheck:
     rows: int = 0
     stayed: int = 0
     where: dict[str, tuple[int, int]] = field(default_factory=dict)
+    strays: list[Stray] = field(default_factory=list)
 
     def spread(self) -> tuple[float | None, float | None, float | None]:
         """Median and largest error of all but first rows, and the median of first rows."""
@@ -103,6 +116,24 @@ def check_rows(
         check.odd += max(0, len(lost) - MOST_LOST)
 
 
+def seek(check: RowCheck, reference: States, found: Found, numbers: Iterable[int]) -> None:
+    """Rows that nothing in their sequence fits, looked for in the reference's other sequences."""
+    if not check.strays:
+        return
+    x = torch.stack([stray.row for stray in check.strays]).double()
+    least = torch.full((len(x),), torch.inf, dtype=torch.float64)
+    for number in numbers:
+        c = expected(reference, number, found).double()
+        apart = torch.cdist(x, c) / c.norm(dim=-1).clamp(min=1e-30)
+        least = torch.minimum(least, apart.min(dim=-1).values)
+    pairs = zip(check.strays, least.tolist(), strict=True)
+    strange = [stray for stray, error in pairs if error < stray.limit]
+    for stray in strange:
+        check.note("of other sequences", 1, stray.sequence, stray.place)
+    check.odd -= len(strange)
+    check.strays.clear()
+
+
 def _count(check: RowCheck, kind: str, rows: torch.Tensor, sequence: int) -> None:
     count = int(rows.sum())
     if count:
@@ -126,9 +157,10 @@ def _follow(
         fits = (apart[index] <= 2 * least + 1e-6).nonzero().flatten().tolist()
         source[t] = min(fits, key=lambda row: abs(row - (t - late)))  # equal tokens, equal rows
         late = t - source[t]
-    check.odd += len(lost) - len(source)
-    if len(source) < len(lost):
-        check.where.setdefault("odd", (sequence, next(t for t in lost if t not in source)))
+    left = [t for t in lost if t not in source]
+    check.odd += len(left)
+    for t in left[: MOST_STRAYS - len(check.strays)]:
+        check.strays.append(Stray(sequence, t, x[t].clone(), min(limit, float(error[t])) / 4))
     check.stayed += sum(t == row for t, row in source.items())
     if source:
         good = _along(x, c, error, source, shift, limit)

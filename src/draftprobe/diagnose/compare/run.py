@@ -295,10 +295,10 @@ def open_served(path: Path, options: Options, reference: States, progress: Progr
     """
     hidden = reference.provenance.hidden_size
     try:
-        return open_dump(path, replace(options, hidden=hidden), progress)
+        return open_dump(path, replace(options, hidden=hidden, ragged=True), progress)
     except InputError as error:
         try:
-            single = open_dump(path, replace(options, hidden=1))
+            single = open_dump(path, replace(options, hidden=1, ragged=True))
         except InputError:
             raise error from None
         width = len(single.slots) * single.hidden

@@ -94,7 +94,7 @@ def _described(
     first: tuple[record.Layout, record.Sequence] | None = None
     for number, file in enumerate(files, 1):
         for one, place in _records(file, reader, len(lengths)):
-            read = _checked(reader.read(one, place, options), place)
+            read = _checked(reader.read(one, place, options), place, options.ragged)
             if first is None:
                 first = reader.layout(one, place, options), read
             _same(first[1], read, place)
@@ -116,7 +116,7 @@ def _described(
         index = 0
         for file in kept:
             for one, place in _records(file, reader, index):
-                yield _checked(reader.read(one, place, options), place)
+                yield _checked(reader.read(one, place, options), place, options.ragged)
                 index += 1
 
     return Dump(
@@ -133,11 +133,12 @@ def _records(file: Path, reader: Format, index: int) -> Iterator[tuple[Entries, 
             index += 1
 
 
-def _checked(read: record.Sequence, place: Place) -> record.Sequence:
+def _checked(read: record.Sequence, place: Place, ragged: bool) -> record.Sequence:
     n = len(read.tokens)
     shapes = {tuple(slot.shape) for slot in read.slots}
     (shape, *others) = shapes or {()}
-    if others or len(shape) != 2 or shape[0] not in (n, n - 1):
+    fits = len(shape) == 2 and (shape[0] in (n, n - 1) or (ragged and 0 < shape[0] < n))
+    if others or not fits:
         found = ", ".join(map(str, sorted(shapes))) or "none"
         raise InputError(
             f"{place}: expected states of one size, [{n}, H] or [{n - 1}, H] for {n} tokens, "

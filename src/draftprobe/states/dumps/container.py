@@ -33,7 +33,8 @@ Entries = Mapping[str, Any]
 
 
 def entries(path: Path) -> Iterator[Entries]:
-    """The records of a file: one, or one per line of a .jsonl file; tensors stay mapped.
+    """The records of a file: one, one per line of a .jsonl file, or one per entry of a list of
+    dictionaries; tensors stay mapped.
 
     Raises:
         InputError: no regular file, another format, truncated, or larger than it may be.
@@ -49,9 +50,9 @@ def entries(path: Path) -> Iterator[Entries]:
         yield from _json_lines(path)
     elif path.name.endswith(".gz"):
         with _unpacked(path, size) as file:
-            yield _pickle(Path(file.name), path)
+            yield from _pickle(Path(file.name), path)
     else:
-        yield _pickle(path, path)
+        yield from _pickle(path, path)
 
 
 def _regular(path: Path) -> int:
@@ -72,7 +73,7 @@ def _safetensors(path: Path) -> Entries:
     return {name: read_tensor(info) for name, info in tensors.items()} | {METADATA: metadata}
 
 
-def _pickle(path: Path, named: Path) -> Entries:
+def _pickle(path: Path, named: Path) -> Iterator[Entries]:
     """A torch.save file through ``weights_only=True``: tensors and plain containers, no code."""
     import torch
 
@@ -88,13 +89,11 @@ def _pickle(path: Path, named: Path) -> Entries:
             f"{named}: cannot be read as tensors in plain containers (nothing else is loaded, "
             f"since other pickles may run code): {first}"
         ) from None
-    if isinstance(data, list) and len(data) == 1 and isinstance(data[0], dict):
-        (data,) = data  # TensorRT-LLM writes a list of one
-    if not isinstance(data, dict):
-        data = {ARRAY: data}
-    for name, value in data.items():
-        _check_value(value, name, named, size)
-    return {str(name): value for name, value in data.items()}
+    listed = isinstance(data, list | tuple) and data and all(type(one) is dict for one in data)
+    for record in data if listed else [data if isinstance(data, dict) else {ARRAY: data}]:
+        for name, value in record.items():
+            _check_value(value, name, named, size)
+        yield {str(name): value for name, value in record.items()}
 
 
 def _stored(path: Path, named: Path, size: int) -> None:
@@ -282,7 +281,16 @@ def dtype_name(states: torch.Tensor) -> str:
     return str(states.dtype).removeprefix("torch.")
 
 
+def contents(record: Entries) -> str:
+    """What is in a record, for messages: names with dtypes and shapes."""
+    held = [(name, value) for name, value in record.items() if name != METADATA]
+    told = [f"{name!r} ({_kind(value)})" for name, value in held[:8]]
+    return ", ".join(told + ["..."] * (len(held) > 8)) or "nothing"
+
+
 def _kind(value: Any) -> str:
     if hasattr(value, "shape"):
-        return f"{value.dtype} {tuple(value.shape)}"
+        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+    if isinstance(value, list | tuple) and value:
+        return f"{type(value).__name__} of {len(value)}, the first {_kind(value[0])}"
     return type(value).__name__

@@ -21,6 +21,27 @@ _FAMILIES = (
 )
 
 
+BESIDE = ".tokens"
+"""``NAME.tokens.npy`` holds the token ids of the states in ``NAME.npy``."""
+
+
+def tokens_beside(path: Path) -> Path | None:
+    """The file of token ids that lies beside a file of states; None if none does."""
+    for suffix in dict.fromkeys((path.suffix, ".npy")):
+        beside = path.with_name(f"{path.stem}{BESIDE}{suffix}")
+        if beside.is_file() and not path.stem.endswith(BESIDE):
+            return beside
+    return None
+
+
+def _is_beside(path: Path, names: set[Path]) -> bool:
+    """Whether a file holds the token ids of another one of the folder."""
+    if not path.stem.endswith(BESIDE):
+        return False
+    stem = path.stem.removesuffix(BESIDE)
+    return any(path.with_name(stem + suffix) in names for suffix in (path.suffix, *SUFFIXES))
+
+
 def families(path: Path) -> Iterator[list[Path]]:
     """The files that may be the dump, family by family, each in natural order.
 
@@ -39,6 +60,8 @@ def families(path: Path) -> Iterator[list[Path]]:
         for name in names
         if name.endswith(SUFFIXES) and not (Path(root) / name).is_symlink()
     ]
+    names = set(files)
+    files = [file for file in files if not _is_beside(file, names)]
     if not files:
         raise InputError(f"{path}: expected files named *{', *'.join(SUFFIXES)}, found none")
     for family in _FAMILIES:

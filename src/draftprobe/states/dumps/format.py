@@ -22,6 +22,7 @@ class Options:
         tokens: a file of token ids, one line or entry per sequence, where the dump has none.
         dataset: the folder of the arrow dataset that lies beside a speculators dump.
         hidden: the target's hidden size, which splits a concatenation.
+        ragged: fewer rows than tokens are what is looked for, and no error.
     """
 
     format: str | None = None
@@ -31,6 +32,7 @@ class Options:
     tokens: Path | None = None
     dataset: Path | None = None
     hidden: int | None = None
+    ragged: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
-"""Plain tensors: states [T, n * H] or [T, n, H], or one [T, H] per entry, with token ids.
+"""Plain tensors: states [T, n * H], [T, n, H] or [n, T, H], or one [T, H] per entry, with token ids.
 
-In a ``.safetensors``, ``.pt`` or ``.npy`` file. Entries are found by their shapes where that leaves
-one choice, else a person names them; nothing says which boundaries they are.
+In a ``.safetensors``, ``.pt`` or ``.npy`` file; the ids in the same file, or beside a bare array in
+``NAME.tokens.npy``. Entries are found by their shapes where that leaves one choice, else a person
+names them; nothing says which boundaries they are.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from draftprobe.states.dumps.container import (
     ARRAY,
     METADATA,
     Entries,
+    contents,
     dtype_name,
     entries,
     mask_of,
@@ -22,6 +24,7 @@ from draftprobe.states.dumps.container import (
     states_of,
     tokens_of,
 )
+from draftprobe.states.dumps.folder import BESIDE, tokens_beside
 from draftprobe.states.dumps.format import Format, Options, Place
 from draftprobe.states.dumps.record import Layout, Sequence, Slot
 
@@ -48,22 +51,23 @@ def _is_states(value: Any) -> bool:
 
 
 def _layout(record: Entries, place: Place, options: Options) -> Layout:
-    names, slots = _slots(record, place, options)
+    names, slots = _slots(record, place, options, len(_tokens(record, place, options)))
     where = f"{_UNSAID} ({', '.join(map(repr, names))})" if names != [ARRAY] else _UNSAID
     return Layout((Slot("aux", None, where),) * len(slots), None)
 
 
 def _read(record: Entries, place: Place, options: Options) -> Sequence:
-    _, slots = _slots(record, place, options)
+    tokens = _tokens(record, place, options)
+    _, slots = _slots(record, place, options, len(tokens))
     key = options.mask_key or next((name for name in _MASKS if name in record), None)
     if key is not None and key not in record:
-        raise InputError(f"{place}: expected an entry {key!r}, found {_names(record)}")
+        raise InputError(f"{place}: expected an entry {key!r}, found {contents(record)}")
     mask = None if key is None else mask_of(record[key], place)
-    return Sequence(_tokens(record, place, options), mask, slots, dtype_name(slots[0]))
+    return Sequence(tokens, mask, slots, dtype_name(slots[0]))
 
 
 def _slots(
-    record: Entries, place: Place, options: Options
+    record: Entries, place: Place, options: Options, tokens: int
 ) -> tuple[list[str], tuple[torch.Tensor, ...]]:
     """The entries that hold states, in the order asked for, and their slots [T, H]."""
     names = list(options.states_key) or [k for k, value in record.items() if _is_states(value)]
@@ -71,13 +75,13 @@ def _slots(
     if missing or (len(names) != 1 and not options.states_key):
         raise InputError(
             f"{place}: expected states under {repr(missing[0]) if missing else 'one entry'}, "
-            f"found {_names(record)}; name the entries in their order with --states-key"
+            f"found {contents(record)}; name the entries in their order with --states-key"
         )
     parts: list[torch.Tensor] = []
     for name in names:
         value = record[name]
         several = list(value) if isinstance(value, list | tuple) else [value]
-        parts += [states_of(one, f"{place}: {name!r}", batched=True) for one in several]
+        parts += [_by_token(one, f"{place}: {name!r}", tokens) for one in several]
     if not parts:
         raise InputError(f"{place}: expected states, found an empty list")
     if len(parts) > 1 and options.hidden is None:
@@ -91,21 +95,43 @@ def _slots(
     return names, tuple(slot for part in parts for slot in split(part, hidden, place))
 
 
+def _by_token(value: Any, where: str, tokens: int) -> torch.Tensor:
+    """States with the token's axis first: [T, W] or [T, n, H].
+
+    Of [a, b, H] the axis with a row for each token, or for each but the last, is the token's; so a
+    stack of transformers' ``hidden_states``, [n, T, H] or [n, 1, T, H], is turned.
+
+    Raises:
+        InputError: no such shape, or both axes may be the token's.
+    """
+    if hasattr(value, "dim") and value.dim() == 4 and value.shape[1] == 1:
+        value = value[:, 0]
+    states = states_of(value, where, batched=True)
+    if states.dim() != 3:
+        return states
+    first, second = (states.shape[axis] in (tokens, tokens - 1) for axis in (0, 1))
+    if first and second:
+        raise InputError(
+            f"{where}: either axis of states {tuple(states.shape)} may be that of the {tokens} "
+            "tokens; write them as [T, n * H], or leave so short a sequence out"
+        )
+    return states.transpose(0, 1) if second else states
+
+
 def _tokens(record: Entries, place: Place, options: Options) -> torch.Tensor:
-    key = options.tokens_key or next((name for name in _TOKENS if name in record), None)
     if options.tokens is not None:
         return listed_tokens(options.tokens, place.index)
-    if key is None or key not in record:
-        raise InputError(
-            f"{place}: expected token ids under {key or ' or '.join(_TOKENS)}, found "
-            f"{_names(record)}; name the entry with --tokens-key, or a file with --tokens"
-        )
-    return tokens_of(record[key], place)
-
-
-def _names(record: Entries) -> str:
-    names = [str(name) for name in record if name != METADATA]
-    return ", ".join(map(repr, names[:8])) or "nothing"
+    key = options.tokens_key or next((name for name in _TOKENS if name in record), None)
+    if key is not None and key in record:
+        return tokens_of(record[key], place)
+    beside = tokens_beside(place.path)
+    if key is None and beside is not None and set(record) == {ARRAY}:
+        return listed_tokens(beside, 0)
+    raise InputError(
+        f"{place}: expected token ids under {key or ' or '.join(_TOKENS)}, found "
+        f"{contents(record)}; name the entry with --tokens-key, or a file with --tokens, or lay "
+        f"the ids beside it as {place.path.stem}{BESIDE}.npy"
+    )
 
 
 def listed_tokens(path: Path, index: int) -> torch.Tensor:
