@@ -58,6 +58,7 @@ def evidence(**changes):
 RIGHT = {"served": WANTED, "fed": summary(0.5, 1.6), "difference": NO_GAIN}
 TIED = {"served": (0, 3, 16), "fed": summary(0.5, 1.6), "difference": NO_GAIN}
 UNKNOWN = {"served": None, "fed": None, "difference": None}
+FEW = {"missing": 29, "recorded": 3}
 WEAK = {"best": summary(0.05, 1.05), "over_guess": about(0.0)}
 
 CASES = {
@@ -103,6 +104,9 @@ CASES = {
         RIGHT | {"slots": slots(((0, 1, 2, 3, 4), ()), ((3,), (3,)), ((16,), (16,)))},
         "healthy",
     ),
+    "right among few boundaries": (RIGHT | FEW, "undecided"),
+    "right among few boundaries, claim missed": (RIGHT | FEW | {"claims": Claims(0.747)}, "undecided"),
+    "served otherwise, few boundaries": (FEW | {"claims": Claims(0.747)}, "wiring"),
     "a tied wiring is served": (TIED | {"served": (0, 3, 17), "slots": slots(
         ((0,), ()), ((3,), ()), ((16, 17), ()))}, "healthy"),
 }  # fmt: skip
@@ -114,6 +118,14 @@ def test_verdict(name):
     case = evidence(**changes)
     assert judge(case) == expected
     assert _headline(judge(case), case)
+
+
+def test_unrecorded_boundaries_leave_doubt():
+    told = verdict_of(evidence(**FEW), [], {})
+    assert (told.verdict, told.confidence, told.provenance["proved"]) == ("wiring", "low", False)
+    assert told.headline.startswith("of the 3 boundaries recorded the weights want")
+    told = verdict_of(evidence(**RIGHT, **FEW), [], {})
+    assert told.headline.startswith("29 boundaries of the target were not recorded")
 
 
 def test_findings_name_what_is_wrong():

@@ -261,6 +261,8 @@ def weigh(
         undecided=found.undecided,
         spread=None,
         claims=claims,
+        missing=len(set(range(states.provenance.layers + 1)) - set(states.boundaries)),
+        recorded=len(states.boundaries),
     )
     if few(slots) or not evidence.served_tied:
         return evidence
@@ -315,13 +317,16 @@ def verdict_of(
         wires=evidence.joint,
         suspects=tuple(suspected),
         quality=told,
-        provenance=provenance | {"proved": evidence.worse},
+        provenance=provenance | {"proved": evidence.worse and not evidence.missing},
     )
 
 
 def _confidence(kind: Kind, evidence: Evidence) -> Confidence:
-    """As the slots have it; a cut wire is sure if it costs accepted drafts on all tokens too."""
-    if kind == "undecided":
+    """As the slots have it; a cut wire is sure if it costs accepted drafts on all tokens too.
+
+    Low where a boundary that was not recorded could be wanted.
+    """
+    if kind == "undecided" or evidence.missing:
         return "low"
     sure = confidence(evidence.slots)
     losses = [evidence.losses.get(wire.wire) for wire in evidence.cut]

@@ -37,6 +37,8 @@ class Evidence:
         claims: what was claimed.
         joint: what the joint search says of the other wires; None where it was not run.
         losses: acceptance length lost by each wire that is cut, by name, on all tokens.
+        missing: boundaries of h[0]..h[L] that were not recorded, any of which could be wanted.
+        recorded: boundaries that were.
     """
 
     slots: tuple[SlotEvidence, ...]
@@ -51,6 +53,8 @@ class Evidence:
     claims: Claims
     joint: Joint | None = None
     losses: Mapping[str, Estimate] = field(default_factory=dict)
+    missing: int = 0
+    recorded: int = 0
 
     @property
     def cut(self) -> tuple[WireEvidence, ...]:
@@ -105,7 +109,7 @@ def _within(estimate: Estimate, bound: float) -> bool:
 
 def judge(evidence: Evidence) -> Kind:
     """The verdict, in one word; the order of the questions is the order of trust."""
-    missed = accuracy_met(evidence.claims.accuracy, evidence.best) is False
+    missed = not evidence.missing and accuracy_met(evidence.claims.accuracy, evidence.best) is False
     if evidence.over_guess.low is None:
         return "undecided"
     if not beats(evidence.over_guess):  # weights that say nothing accuse no wire
@@ -116,6 +120,8 @@ def judge(evidence: Evidence) -> Kind:
         return "quality"
     if evidence.place == "below":
         return "wiring"
+    if evidence.missing:
+        return "undecided"
     if evidence.served_tied and evidence.named and not evidence.cut and not evidence.unclear:
         return "healthy"
     return "undecided"

@@ -18,7 +18,10 @@ from draftprobe.measure.summary import Paired
 def headline(kind: Kind, evidence: Evidence) -> str:
     """The first line that people read, without the verdict's name."""
     best, fed = evidence.best.steps[0].top1, evidence.fed
-    text = f"the weights want {taps_name(evidence.wanted)}: next token {best.value:.3f}"
+    text = f"the weights want {taps_name(evidence.wanted)}"
+    if evidence.missing:
+        text = f"of the {evidence.recorded} boundaries recorded {text}"
+    text += f": next token {best.value:.3f}"
     if evidence.served is None:
         text += "; what the server feeds is not known"
     elif fed:
@@ -51,6 +54,11 @@ def _why_undecided(evidence: Evidence) -> str:
         return f"the server does not feed {fed}, or drafts otherwise: {_off(evidence)}"
     if evidence.served_tied is False:
         return "the served wiring is another one, but no loss was measured"
+    if evidence.missing:
+        return (
+            f"{evidence.missing} boundaries of the target were not recorded, and any may be "
+            "wanted: capture with --boundaries all"
+        )
     if evidence.unclear:
         return "; ".join(map(_unclear, evidence.unclear))
     return evidence.undecided or "the tie set is too wide to call the served wiring right"
@@ -71,7 +79,7 @@ def findings(evidence: Evidence) -> list[Finding]:
         found.append(_taps_finding(evidence, evidence.served, evidence.difference))
     if evidence.place != "above":
         found += [_wire_finding(wire, evidence.losses.get(wire.wire)) for wire in evidence.cut]
-    if accuracy_met(evidence.claims.accuracy, evidence.best) is False:
+    if not evidence.missing and accuracy_met(evidence.claims.accuracy, evidence.best) is False:
         found.append(_quality_finding(evidence))
     if evidence.place == "above" and evidence.served_tied is False:
         found.append(
