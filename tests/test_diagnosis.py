@@ -105,7 +105,7 @@ CASES = {
         "healthy",
     ),
     "right among few boundaries": (RIGHT | FEW, "undecided"),
-    "right among few boundaries, claim missed": (RIGHT | FEW | {"claims": Claims(0.747)}, "undecided"),
+    "right among few, claim missed": (RIGHT | FEW | {"claims": Claims(0.747)}, "undecided"),
     "served otherwise, few boundaries": (FEW | {"claims": Claims(0.747)}, "wiring"),
     "a tied wiring is served": (TIED | {"served": (0, 3, 17), "slots": slots(
         ((0,), ()), ((3,), ()), ((16, 17), ()))}, "healthy"),
