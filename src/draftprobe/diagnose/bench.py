@@ -39,6 +39,7 @@ from draftprobe.states.record import States
 EPSILON = 0.01
 BLOCK = 16
 """Sequences per block; the first look at any wiring."""
+_FEW = 2.0  # standard errors by which a likelier wiring may accept less and still count as likelier
 _SAME = 1e-3  # nats on every token: two wirings that differ by rounding
 
 
@@ -57,14 +58,25 @@ class Duel:
 
     Attributes:
         gain: nats per chain with interval; t: its value in standard errors.
+        accepted: drafts accepted per chain with interval; u: its value in standard errors.
         same: they differ by no more than rounding on any token.
-        spread: variance of the gain between chains.
     """
 
     gain: Estimate
     t: float
+    accepted: Estimate
+    u: float
     same: bool
-    spread: float
+
+    @property
+    def better(self) -> float:
+        """By how many standard errors the second is better, on whichever witness is clearer."""
+        return max(self.t, self.u)
+
+    @property
+    def worse(self) -> float:
+        """By how many it is worse, unless more of its drafts are accepted."""
+        return max(-self.t, -self.u) if self.u < _FEW else -self.u
 
 
 class Bench:
@@ -179,9 +191,9 @@ class Bench:
         size = self._vocabulary
         differences = ((_worth(b, size) - _worth(a, size)) * both).sum(0)  # [n]
         gain = ratio(a.sums(differences), a.sums(both[0]))
-        spread = float(differences.var()) if len(differences) > 1 else 0.0
+        accepted = expected_difference(_valid(a, both), _valid(b, both))
         same = bool((differences.abs() < _SAME).all())
-        return Duel(gain, _t(gain), same, spread)
+        return Duel(gain, _t(gain), accepted, _t(accepted), same)
 
     def acceptance(self, first: Wiring, second: Wiring, look: int | None = None) -> Estimate:
         """Expected acceptance length of ``second`` less that of ``first``, paired."""

@@ -5,10 +5,10 @@ by token; the clearest that helps is taken, and so on to a fixed point; then pai
 is still that of a guess. What was served is kept wherever nothing clearly beats it, so a wire is
 named only on evidence. Knows wirings and their replays; taps are proposed by the caller.
 
-    A value beats another where the mean gain per chain exceeds T standard errors over sequences,
-    T being Student's t for an error of 1 % over all that is compared (Holm; shared out to the
-    looks), and only counts where accepted drafts grow as well: likelihood alone may gain by a
-    mere change of temperature.
+    A value beats another where the mean gain per chain, in nats or in accepted drafts, exceeds T
+    standard errors over sequences, T being Student's t for an error of 1 % over all that is
+    compared (Holm; shared out to the looks and the two witnesses). It only counts where accepted
+    drafts grow: likelihood alone may gain by a mere change of temperature.
 """
 
 from __future__ import annotations
@@ -151,31 +151,30 @@ class _Ascent:
 
     def movers(
         self, now: Wiring, others: Iterable[Wiring], looks: Sequence[int]
-    ) -> tuple[list[tuple[float, Wiring]], dict[Wiring, Duel]]:
+    ) -> tuple[list[Wiring], dict[Wiring, Duel]]:
         """Those that clearly beat ``now`` and help, best first; and every last duel.
 
         Looks grow only as long as nothing is found. Others drop out once ``now`` beats them.
         """
         alive = [w for w in dict.fromkeys(others) if w != now and self.bench.allows(w)]
         duels: dict[Wiring, Duel] = {}
-        found: list[tuple[float, Wiring]] = []
+        found: list[tuple[float, float, Wiring]] = []
         for look in looks:
             for other in alive:
                 duels[other] = self.duel(now, other, look)
             share = LEVEL * look / sum(self.bench.looks)
-            clear = holm({w: abs(duels[w].t) for w in alive}, share, duels)
-            better = [w for w in clear if duels[w].t > 0]
+            gone = holm({w: duels[w].worse for w in alive}, share, duels)
+            better = holm({w: duels[w].better for w in alive if w not in gone}, share, duels)
             guessing = bool(better) and self.guessing(now, look)
             found = [
-                (duels[w].gain.value or 0.0, w)
+                (duels[w].accepted.value or 0.0, duels[w].gain.value or 0.0, w)
                 for w in better
                 if self.helps(now, w, guessing, look)
             ]
             if found:
                 break
-            alive = [w for w in alive if w not in clear or duels[w].t > 0]
-            alive = [w for w in alive if not duels[w].same]
-        return sorted(found, key=lambda pair: -pair[0]), duels
+            alive = [w for w in alive if w not in gone and not duels[w].same]
+        return [w for *_, w in sorted(found, key=lambda row: row[:2], reverse=True)], duels
 
     def guessing(self, wiring: Wiring, look: int | None = None) -> bool:
         """Step 1 does not clearly beat the share of the most frequent token."""
@@ -190,7 +189,7 @@ class _Ascent:
         visited = {now}
         for _ in range(_ROUNDS):
             found, _ = self.movers(now, neighbours(now, self.facts), looks)
-            fresh = [w for _, w in found if w not in visited]
+            fresh = [w for w in found if w not in visited]
             if not fresh:
                 break
             now = fresh[0]
@@ -209,7 +208,7 @@ class _Ascent:
             if first[one].name != first[other].name:
                 both.append(first[other].put(one, first[other].value(other)))
         found, _ = self.movers(now, both[: self.budget], self.bench.looks[:1])
-        return found[0][1] if found else now
+        return found[0] if found else now
 
     def settle(self, served: Wiring, propose: Propose) -> Wiring:
         """Coarse ascents from what is known of the taps, then from what a search finds; the best.
@@ -242,7 +241,7 @@ class _Ascent:
         for other in dict.fromkeys(wirings[1:]):
             last = self.bench.looks[-1]
             duel = self.duel(now, other, last)
-            clear = duel.t > threshold(LEVEL, max(2, duel.gain.clusters))
+            clear = duel.better > threshold(LEVEL / 2, max(2, duel.gain.clusters))
             if clear and self.helps(now, other, self.guessing(now), last):
                 now = other
         return now
@@ -258,7 +257,7 @@ class _Ascent:
                 duel = self.duel(other, wanted, self.bench.looks[-1])
                 loss = self.bench.acceptance(other, wanted)
                 if not self.clear(duel) or loss.value is None or loss.value <= 0:
-                    weak.append((duel.t, other))
+                    weak.append((duel.better, other))
             if not weak:
                 return wanted
             wanted = min(weak, key=lambda pair: pair[0])[1]
@@ -266,7 +265,7 @@ class _Ascent:
     def clear(self, duel: Duel) -> bool:
         """Beaten with all wires counted as comparisons."""
         clusters = max(2, duel.gain.clusters)
-        return duel.t > threshold(LEVEL / len(WIRES), clusters)
+        return duel.better > threshold(LEVEL / len(WIRES) / 2, clusters)
 
     def rivals(self, wire: Wire, served: Wiring, wanted: Wiring) -> tuple[str, ...]:
         """Single changes of other wires that, in this wire's place, explain the text as well."""
@@ -410,7 +409,7 @@ def _loop_trained(bench: Bench, wiring: Wiring) -> bool:
 def _lost(search: _Ascent, duel: Duel) -> bool:
     """The value of this duel's second wiring is beaten by the first."""
     clusters = max(2, duel.gain.clusters)
-    return -duel.t > threshold(LEVEL / len(WIRES), clusters)
+    return duel.worse > threshold(LEVEL / len(WIRES) / 2, clusters)
 
 
 def _turned(estimate: Estimate) -> Estimate:
@@ -423,8 +422,9 @@ def _turned(estimate: Estimate) -> Estimate:
 def _needed(search: _Ascent, duel: Duel) -> int | None:
     """Tokens at which a gain of this size and spread would be clear; None where none would."""
     gain = duel.gain
-    if duel.same or not gain.value or not gain.n or abs(duel.t) == float("inf") or not duel.t:
+    clearest = max(abs(duel.t), abs(duel.u))
+    if duel.same or not gain.n or clearest == float("inf") or not clearest:
         return None
-    wanted = threshold(LEVEL / len(WIRES), max(2, gain.clusters))
-    chains = gain.n * (wanted / abs(duel.t)) ** 2
+    wanted = threshold(LEVEL / len(WIRES) / 2, max(2, gain.clusters))
+    chains = gain.n * max(1.0, wanted / clearest) ** 2
     return ceil(chains * search.bench.steps) if chains < 1e7 else None
