@@ -12,6 +12,7 @@ import subprocess
 import sys
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -74,16 +75,22 @@ def wheel(tmp_path_factory):
         Path(archive.filename).unlink()
 
 
+@cache
+def _located(python):
+    found = subprocess.run([python, "-c", _LOCATE], capture_output=True, text=True, check=True)
+    return found.stdout.strip()
+
+
 def vllm_python():
     """The python of an environment that holds vLLM, and vLLM's folder in it; or a skip."""
     python = os.environ.get("DRAFTPROBE_VLLM_PYTHON", sys.executable)
-    found = subprocess.run([python, "-c", _LOCATE], capture_output=True, text=True, check=True)
-    if not found.stdout.strip():
+    found = _located(python)
+    if not found:
         pytest.skip(
             "vLLM is not installed here (its wheel has 130 MB and pins another torch); "
             "DRAFTPROBE_VLLM_PYTHON can name the python of an environment that has it"
         )
-    return python, Path(found.stdout.strip())
+    return python, Path(found)
 
 
 def vllm_source(file):
