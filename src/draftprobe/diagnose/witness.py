@@ -55,7 +55,9 @@ WIDEST = 4
 CLOSE = 0.9
 """A boundary that stands this share of the best one's distance above the null is not told apart."""
 
-_DEAR = 1.5e14  # operations of all eigenproblems that a CPU is asked, an hour or so
+DEAR = 1.5e14
+"""Operations of all eigenproblems that a CPU is asked at most: an hour or so."""
+
 _FEWEST = 8  # sequences that may be split into halves
 _SPLITS = 4  # each into two halves
 _FINALISTS = 4  # boundaries that the halves compare, per slot and statistic
@@ -246,18 +248,19 @@ def _too_few(sequence: torch.Tensor, halves: Sequence[_Half], hidden: int) -> st
     return None
 
 
+def eigenproblems(boundaries: int, slots: int, hidden: int, halves: int) -> int:
+    """How many a decision takes; each costs about 10 H^3 operations."""
+    return boundaries + slots + draws(hidden) + halves * slots * (1 + _FINALISTS)
+
+
 def _too_dear(
     weights: Sequence[torch.Tensor], sample: Sample, halves: Sequence[_Half]
 ) -> str | None:
-    """Why principal directions are not asked for, about 10 H^3 operations each; None if they are.
-
-    A GPU is always asked.
-    """
+    """Why principal directions are not asked for; None if they are. A GPU is always asked."""
     hidden = weights[0].shape[1]
-    problems = len(sample.boundaries) + len(weights) + draws(hidden)
-    problems += len(halves) * len(weights) * (1 + _FINALISTS)
+    problems = eigenproblems(len(sample.boundaries), len(weights), hidden, len(halves))
     cost = 10 * hidden**3
-    if problems * cost <= _DEAR or weights[0].device.type != "cpu":
+    if problems * cost <= DEAR or weights[0].device.type != "cpu":
         return None
     return (
         f"{problems} eigenproblems of hidden size {hidden}, {cost / 1e12:.1f} TFLOP each, are "
