@@ -2,9 +2,11 @@
 
     error of token t = |x_t - h_t| / |h_t|, for each recorded boundary h; median and largest over t
 
-Never pooled over tokens: the first token's state is often hundreds of times larger than all others
-and would decide alone. A slot is identified when the best boundary's median lies within what
-rounding explains and no other comes near; else it stays unknown, with the best two told.
+Never pooled over tokens, and without the first of each sequence: its state is often hundreds of
+times larger than all others. A slot is identified when, over enough tokens, the best boundary's
+median lies within what rounding explains and no other comes near; where the reference lacks a
+neighbour of the best one, that could not come near, it must err less. Else the slot stays unknown,
+with the best two told.
 """
 
 from __future__ import annotations
@@ -30,8 +32,16 @@ measured on a 30-layer model)."""
 ALLOWANCE = 8
 """Times the rounding: an engine that computes in bfloat16 rounds at every layer (1e-3 to 2e-2
 measured), not only when it stores."""
+STORAGE = ("float8_e4m3fn", "float8_e5m2")
+"""Types that states are stored in and no engine computes in: nothing adds up over the layers."""
+STORED_ONLY = 2
+"""Times the rounding of those: e4m3 with a scale per token errs by 2e-2 to 5e-2, measured."""
 MARGIN = 4
 """The runner-up must err this many times more."""
+ALONE = 4
+"""The part of the floor that is left where a neighbouring boundary is not in the reference."""
+FEWEST = 8
+"""Tokens that a name needs, the first of each sequence not counted."""
 _COMPARED = "compared with the reference"
 
 
@@ -50,8 +60,9 @@ class Match:
 
     Attributes:
         errors: by rising median.
-        floor: the noise floor: what rounding explains.
-        tokens: compared.
+        floor: the noise floor: what rounding explains, or less where a neighbour of the best
+            boundary is not in the reference.
+        tokens: compared, the first of each sequence left out unless there is no other.
     """
 
     errors: tuple[Error, ...]
@@ -63,16 +74,22 @@ class Match:
         """The boundary, or None where none is within the noise and clear of the next."""
         best = self.errors[0]
         near = [e for e in self.errors[1:] if e.median < MARGIN * max(best.median, 2.0**-24)]
-        return None if best.median > self.floor or near else best.boundary
+        few = self.tokens < FEWEST
+        return None if best.median > self.floor or near or few else best.boundary
 
     def __str__(self) -> str:
-        best = self.errors[0]
-        told = f"{tap_name(best.boundary)} errs by {best.median:.1e} (median of {self.tokens:,} "
-        told += f"tokens, at most {best.largest:.1e}; floor {self.floor:.1e})"
-        if len(self.errors) > 1:
-            next_best = self.errors[1]
-            told += f", next {tap_name(next_best.boundary)} by {next_best.median:.1e}"
-        return told if self.boundary is not None else f"no boundary matches: the best, {told}"
+        best, *others = self.errors
+        told = f"error {best.median:.2g}"
+        if others:
+            told += f" (next best {tap_name(others[0].boundary)} {others[0].median:.2g})"
+        if self.boundary is not None:
+            return told
+        if self.tokens < FEWEST:
+            return f"not known from {self.tokens} tokens, {FEWEST} are needed"
+        return (
+            f"no boundary matches within {self.floor:.2g}: nearest is {tap_name(best.boundary)}, "
+            f"{told}"
+        )
 
 
 def identify(dump: Dump, reference: States, limit: int = 2048) -> tuple[Match, ...]:
@@ -107,9 +124,17 @@ def identify(dump: Dump, reference: States, limit: int = 2048) -> tuple[Match, .
             f"{reference.path}: expected states of the same tokens as {dump.path}, found none that "
             "begin alike; capture them with --tokens from the dump's own ids"
         )
-    names = (dump.dtype, reference.provenance.dtype, reference.provenance.compute)
-    floor = ALLOWANCE * max(ROUNDING.get(name, 0.0) for name in names)
-    return tuple(_match(collected, floor, tokens) for collected in errors)
+    floor = _floor(dump.dtype, reference)
+    return tuple(_match(collected, floor, reference) for collected in errors)
+
+
+def _floor(dtype: str, reference: States) -> float:
+    """What rounding explains: of what is stored, and of what was computed with."""
+    origin = reference.provenance
+    names = (dtype, origin.dtype, origin.compute)
+    computed = [ROUNDING.get(name, 0.0) for name in names if name not in STORAGE]
+    stored = [ROUNDING[name] for name in names if name in STORAGE]
+    return max(ALLOWANCE * max(computed, default=0.0), STORED_ONLY * max(stored, default=0.0))
 
 
 def relative_error(x: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
@@ -120,16 +145,31 @@ def relative_error(x: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
     return torch.where(distance == 0, 0.0, distance / size)
 
 
-def _match(collected: dict[Tap, list[torch.Tensor]], floor: float, tokens: int) -> Match:
+def _match(collected: dict[Tap, list[torch.Tensor]], floor: float, reference: States) -> Match:
     import torch
 
     errors: list[Error] = []
+    tokens = 0
     for tap, parts in collected.items():
-        joined = torch.cat(parts)
-        if torch.isnan(joined).any():
+        joined = torch.cat([part[1:] for part in parts])
+        joined = joined if len(joined) else torch.cat(parts)
+        if any(torch.isnan(part).any() for part in parts):
             raise InputError("the dump holds NaN or infinite states: there is nothing to compare")
-        errors.append(Error(tap, float(joined.median()), float(joined.max())))
-    return Match(tuple(sorted(errors, key=lambda error: error.median)), floor, tokens)
+        ordered = joined.sort().values  # of an even number torch.median would take the lower
+        errors.append(Error(tap, float(ordered[len(ordered) // 2]), float(ordered[-1])))
+        tokens = len(joined)
+    errors.sort(key=lambda error: error.median)
+    floor = floor if _has_neighbours(errors[0].boundary, reference) else floor / ALONE
+    return Match(tuple(errors), floor, tokens)
+
+
+def _has_neighbours(tap: Tap, reference: States) -> bool:
+    """Whether the boundaries before and behind are recorded, as far as the target has them."""
+    if tap == "N":  # normed: no boundary is near it
+        return True
+    layers = reference.provenance.layers
+    beside = [k for k in (tap - 1, tap + 1) if 0 <= k <= layers]
+    return all(k in reference.boundaries for k in beside)
 
 
 class Index:
@@ -180,5 +220,6 @@ def _named(dump: Dump, slot: Slot, match: Match) -> Slot:
                 f"{dump.path}: expected {slot.name} as {GIVEN} says, found {tap_name(found)}: "
                 f"{match}; leave {GIVEN} out to take what the comparison finds"
             )
-        return Slot(slot.role, found, f"{_COMPARED}: {match}; NOT {slot.name}, as by {slot.how}")
+        told = f"{_COMPARED}: {match}; NOT {slot.name}, as by {slot.how}"
+        return Slot(slot.role, found, told)
     return Slot(slot.role, found, f"{_COMPARED}: {match}")

@@ -1,4 +1,4 @@
-"""Plain tensors: states [T, n * H], [T, n, H] or [n, T, H], or one [T, H] per entry, with token ids.
+"""Plain tensors with token ids: states [T, n * H], [T, n, H] or [n, T, H], or one [T, H] per entry.
 
 In a ``.safetensors``, ``.pt`` or ``.npy`` file; the ids in the same file, or beside a bare array in
 ``NAME.tokens.npy``. Entries are found by their shapes where that leaves one choice, else a person
