@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy
 import pytest
+import tiny_targets
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -28,9 +29,10 @@ from draftprobe.diagnose.compare.run import Asked, compare
 from draftprobe.errors import InputError
 from draftprobe.report.comparison import render
 from draftprobe.states.capture import Item, Plan, capture
+from draftprobe.states.dumps.own import own_dump
 from draftprobe.states.dumps.record import Dump, Layout, Sequence, Slot
 from draftprobe.states.record import open_states
-from draftprobe.states.target import load_target
+from draftprobe.states.target import Target, find_structure, load_target
 
 ROWS = Path(__file__).parent / "data" / "rows"
 REFERENCE = ROWS / "float32.safetensors"
@@ -563,6 +565,65 @@ def test_a_quantised_target_is_called_imprecise_and_no_other_layer(reference):
     assert ids(found) == ["W504"]
     assert [slot.boundary for slot in found.slots] == list(WANTED)
     assert [slot.median for slot in found.slots] == pytest.approx([0.12] * 3, abs=0.01)
+
+
+@pytest.fixture(
+    scope="module", params=["llama", "gpt_oss", "gemma3_text", "kimi_k25", "qwen3_next"]
+)
+def family(request, tmp_path_factory):
+    """Captures of one tiny target of a family, in three dtypes: {dtype: path}."""
+    folder = tmp_path_factory.mktemp(request.param)
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(tiny_targets.VOCABULARY, (3, 24), generator=generator).tolist()
+    items = [Item(tuple(tokens), (True,) * 24) for tokens in ids]
+    paths = {}
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        model = tiny_targets.build(request.param).to(dtype)
+        target = Target(model, None, find_structure(model), request.param)
+        paths[dtype] = folder / f"{dtype}.safetensors"
+        capture(target, items, Plan(target.structure.boundaries(), "float32", 2, 0), paths[dtype])
+    return paths
+
+
+def test_other_families_are_healthy_in_every_dtype(family):
+    """Experts, sinks, linear attention: some rows of an expert chosen otherwise err by 1."""
+    reference = open_states(family[torch.float32])
+    for path in family.values():
+        found = compare(Asked(own_dump(path), reference))
+        assert found.findings == ()
+        assert found.outcome == "same"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_other_families_and_their_faults(family, dtype):
+    """The founding case, the residual missing (as SGLang's Gemma-3), an embedding not scaled."""
+    reference = open_states(family[torch.float32])
+    opened = open_states(family[dtype])
+    held = [
+        (one.tokens, {tap: h.float() for tap, h in one.h.items()})
+        for one in opened.sequences(opened.boundaries)
+    ]
+
+    def served(planted):
+        made = [Sequence(tokens, None, tuple(planted(h)), "float32") for tokens, h in held]
+        slots = tuple(Slot("aux", None, "unsaid") for _ in made[0].slots)
+        width, lengths = made[0].slots[0].shape[-1], tuple(len(one.tokens) for one in made)
+        layout = Layout(slots, None)
+        return Dump(
+            Path("served"), "plain", "", layout, width, "float32", lengths, 0, lambda: iter(made)
+        )
+
+    trained = served(lambda h: [h[0], h[1], h[2], h[4]])
+    plus_one = served(lambda h: [h[1], h[2], h[3]])
+    assert ids(compare(Asked(plus_one, reference, None, trained))) == ["W103"]
+    branch = served(lambda h: [h[0], h[2] - h[1], h[3] - h[2]])
+    assert ids(said(reference, branch, (0, 2, 3))) == ["W117"]
+    unscaled = served(lambda h: [h[0] / 32**0.5, h[1], h[2]])
+    assert ids(said(reference, unscaled, (0, 1, 2))) == ["W316"]
+    norm = served(lambda h: [h[0], h[1], h["N"]])
+    assert ids(said(reference, norm, (0, 1, 4))) == ["W116"]
+    shifted = served(lambda h: [late(h[2]), late(h[1]), late(h[0])])
+    assert ids(said(reference, shifted, (0, 1, 2))) == ["W102", "W115"]
 
 
 # What is not known

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from draftprobe.diagnose.compare.explain import LONGEST, Found, find
+from draftprobe.diagnose.compare.explain import find
 from draftprobe.diagnose.compare.floor import Floors, by_dtype, stored
+from draftprobe.diagnose.compare.found import LONGEST, Found
 from draftprobe.diagnose.compare.products import Part, products, shifted
 from draftprobe.diagnose.compare.rows import FOLLOWED, RowCheck, check_rows, expected, seek
 from draftprobe.diagnose.compare.view import View

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from draftprobe.diagnose.compare.account import Slotted
-from draftprobe.diagnose.compare.explain import Found
+from draftprobe.diagnose.compare.found import Found
 from draftprobe.diagnose.taps import taps_finding
 from draftprobe.diagnose.verdict import Finding
 from draftprobe.drafter.wiring import Tap, tap_name

@@ -38,7 +38,7 @@ class SlotReport:
     Attributes:
         slot: its number, from 0; role: ``aux`` feeds the drafter, ``last`` the teacher's head.
         boundary: which boundary it is; None where that is not known.
-        treatment: what was done to it, a word of ``explain.Treatment``.
+        treatment: what was done to it, a word of ``found.Treatment``.
         shift: rows by which it comes late, early where negative; scale: constant factor, if one.
         median, largest: relative error per token under this explanation, first tokens left out;
             of the sample where it cannot be undone row by row. first: of the first tokens.

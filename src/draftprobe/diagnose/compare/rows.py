@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import torch
 
-from draftprobe.diagnose.compare.explain import ACCEPT, Found
+from draftprobe.diagnose.compare.found import ACCEPT, Found
 from draftprobe.diagnose.compare.products import boundary_rows, shifted
 from draftprobe.states.record import States
 

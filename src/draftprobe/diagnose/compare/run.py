@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from draftprobe.diagnose.compare.account import LIMIT, Account, Progress, account
-from draftprobe.diagnose.compare.explain import Found
 from draftprobe.diagnose.compare.findings import Pair, Wanted, judge, made, unjudged
 from draftprobe.diagnose.compare.floor import Floors, by_dtype, measured
+from draftprobe.diagnose.compare.found import Found
 from draftprobe.diagnose.compare.record import Comparison, RunnerUp, SlotReport
 from draftprobe.diagnose.verdict import NotEvaluated
 from draftprobe.drafter.wiring import Tap, check_taps, taps_name
