@@ -41,7 +41,7 @@ from draftprobe.states.record import States
 READ = 5e8
 """Bytes per second that a file is taken to be read with, the first time."""
 _BASE = 4e8  # bytes that python, torch and the rest take
-_WIRINGS = 100  # wirings that a joint search replays on a block of chains, about
+_WIRINGS = 60  # blocks of chains that a joint search replays, about
 _CHAINS = 128  # chains in a block: 16 sequences of 8
 
 
@@ -170,29 +170,26 @@ class _Costs:
         of_pairs = rows * shape.hidden * a**2 * shape.taps * (shape.taps + 1) // 2
         chains = _CHAINS * min(self.steps, 3)
         stages = (
-            self.stage("load", 2 * parameters, {}),
+            self.stage("load", 2 * parameters),
             self.stage("witness", a * state, self.witness()),
             self.stage(
                 "projections",
                 a * state,
-                {quick: a * rows * (fc + shape.taps * sources // 2), "float32": of_pairs},
+                (quick, a * rows * (fc + shape.taps * sources // 2)),
+                ("float32", of_pairs),
             ),
-            self.stage("search", 0, {quick: pairs * body, "float32": pairs * some}),
+            self.stage("search", 0, (quick, pairs * body), ("float32", pairs * some)),
             self.stage(
                 "wires",
                 0,
-                {
-                    quick: _WIRINGS * (rows * fc // 8 + chains * step),
-                    "float32": _WIRINGS * chains * head,
-                },
+                (quick, _WIRINGS * (rows * fc // 8 + chains * step)),
+                ("float32", _WIRINGS * chains * head),
             ),
             self.stage(
                 "replays",
                 4 * shape.taps * state,
-                {
-                    quick: 2 * (rows * fc + tokens * self.steps * step),
-                    "float32": 2 * tokens * self.steps * head,
-                },
+                (quick, 2 * (rows * fc + tokens * self.steps * step)),
+                ("float32", 2 * tokens * self.steps * head),
             ),
         )
         large = parameters * 4 > RESIDENT
@@ -259,14 +256,14 @@ class _Costs:
                 total += prod(shape)
         return total
 
-    def witness(self) -> dict[str, float]:
+    def witness(self) -> tuple[str, int]:
         """Products with few states, or eigenproblems where there are enough tokens."""
         shape, a = self.shape, len(self.states.boundaries)
         every = sum(max(0, n - 5) for n in self.states.lengths)
         work = 10 * eigenproblems(a, shape.taps, shape.target_hidden, 8) * shape.target_hidden**3
         if every >= shape.target_hidden and (work <= DEAR or self.device != "cpu"):
-            return {"float32": work // 2}
-        return {self.quick: a * min(every, TOKENS) * self.numbers("fc.")}
+            return "float32", work // 2
+        return self.quick, a * min(every, TOKENS) * self.numbers("fc.")
 
     def kept(self, sources: int) -> int:
         """Bytes of projections, at most what is allowed."""
@@ -277,7 +274,7 @@ class _Costs:
         token = a * shape.taps * shape.hidden * size
         return min(self.limits.memory, self.rows * row + self.tokens * token)
 
-    def stage(self, name: str, read: int, work: dict[str, float]) -> Stage:
-        """One stage; ``work`` is multiply-adds by dtype."""
-        seconds = read / READ + sum(n / self.speed(dtype) for dtype, n in work.items())
-        return Stage(name, read, int(sum(work.values())), seconds)
+    def stage(self, name: str, read: int, *work: tuple[str, int]) -> Stage:
+        """One stage; ``work`` is multiply-adds and the dtype that they are made in."""
+        seconds = read / READ + sum(n / self.speed(dtype) for dtype, n in work)
+        return Stage(name, read, sum(n for _, n in work), seconds)
