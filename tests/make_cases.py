@@ -112,6 +112,11 @@ config("W113", "--engine", "tensorrt_llm", "--wanted", "0,6,9")
 config("W114", "--engine", "vllm")
 
 
+@case("W121")
+def two_lists(config, tensors):
+    config[IDS] = [2, 6, 10]
+
+
 @case("W201")
 def norm_without_a_flag(config, tensors):
     tensors["input_norm.weight"] = np.ones(3 * HIDDEN, dtype=np.float16)

@@ -16,6 +16,7 @@ import draftprobe
 from draftprobe.diagnose.checks.inspection import Asked, inspect
 from draftprobe.drafter.wiring import parse_taps
 from draftprobe.errors import InputError
+from draftprobe.report.findings import ids
 from draftprobe.report.inspection import render
 
 COMMAND = str(Path(sys.executable).with_name("draftprobe"))
@@ -48,15 +49,16 @@ def test_public_drafters_are_what_they_are_and_raise_what_they_must(folders, nam
     assert [finding.id for finding in found.findings] == folder.findings
 
 
+@pytest.mark.parametrize("verbose", [False, True])
 @pytest.mark.parametrize("name", synthetic.KNOWN)
-def test_lines_fit_a_hundred_columns(folders, name):
+def test_lines_fit_a_hundred_columns(folders, name, verbose):
     lines = [
         line
-        for line in render(looked_at(folders[name], wanted=(0, 3, 31)))
+        for line in render(looked_at(folders[name], wanted=(0, 3, 31)), verbose)
         if str(folders[name].path) not in line
     ]
     assert max(map(len, lines)) <= 100
-    assert lines[0].startswith("FINDINGS" if folders[name].findings else "CLEAN")
+    assert lines[0].startswith("FINDINGS" if folders[name].findings else "FILES OK")
 
 
 def test_sizes_are_counted_from_the_shapes(folders):
@@ -246,8 +248,9 @@ def test_engines_that_all_fail_are_told_too():
     found = inspect(Asked(FOLDER / "W112", TARGET, engines=("sglang",)))
     assert [reading.taps for reading in found.readings] == [None]
     lines = list(render(found))
-    assert any(line.startswith("sglang 0.5.23  !1") for line in lines)
-    assert any(line.startswith("  !1") and "would capture" in line for line in lines)
+    assert lines[0].startswith("WRONG    sglang 0.5.23: for ids [1, 5, 11] in eagle_config")
+    assert "would capture h[2], h[6]" in " ".join(lines)
+    assert any(re.match(r"sglang 0\.5\.23  fails", line) for line in lines)
 
 
 def test_what_an_engine_serves_stands_beside_what_was_meant():
@@ -290,6 +293,191 @@ def test_explain_prints_the_page_and_refuses_what_has_none():
     done = subprocess.run([COMMAND, "explain", "W999"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert "W103" in done.stderr
+
+
+# The first lines: an answer for each engine, worst first.
+
+
+def test_each_engine_asked_for_has_a_line_and_the_worst_comes_first():
+    found = inspect(Asked(FOLDER / "W106", TARGET, engines=("vllm", "sglang")))
+    assert [a.status for a in found.answers] == ["wrong", "ok"]
+    assert list(render(found))[:2] == [
+        "WRONG    sglang 0.5.23 feeds h[2], h[6], h[9]; the drafter means h[1], h[6], h[9] [W106]",
+        "OK       vllm 0.32.0 feeds h[1], h[6], h[9], as meant",
+    ]
+
+
+def test_runners_that_differ_have_a_line_each():
+    found = inspect(Asked(FOLDER / "W114", TARGET, engines=("vllm",)))
+    told = {answer.variants: (answer.status, answer.fed) for answer in found.answers}
+    assert told == {("V1",): ("wrong", (1, 5, 8)), ("V2",): ("ok", (2, 6, 9))}
+
+
+@pytest.fixture(scope="module")
+def speculators(tmp_path_factory):
+    """A folder as speculators saves it, which SGLang has no class for."""
+    folder = tmp_path_factory.mktemp("speculators") / "d"
+    config = json.loads((FOLDER / "healthy-speculators" / "config.json").read_text())
+    write_folder(folder, config | {"architectures": ["Eagle3DraftModel"]}, weights())
+    return folder
+
+
+def test_without_an_engine_files_come_first_and_nobody_is_accused(speculators):
+    found = inspect(Asked(speculators, TARGET))
+    assert (found.findings, found.undecided, found.mend) == ((), False, ())
+    first = " ".join(list(render(found))[:3])
+    assert first.startswith("FILES OK nothing wrong in the files")
+    assert "sglang 0.5.23 refuses them" in first
+    assert "tensorrt_llm 001e6700 is not known" in re.sub(" +", " ", first)
+    assert {a.engine: a.status for a in found.answers}["sglang"] == "refuses"
+
+
+@pytest.mark.parametrize(
+    ("engine", "code", "said"),
+    [
+        ("vllm@0.11", 3, "UNDECIDED vllm 0.11: vLLM 0.11 is not known here (known: 0.32.0)"),
+        ("vllm@0.31", 3, "UNDECIDED vllm 0.31: vLLM 0.31 is not known here (known: 0.32.0)"),
+        ("sglang@0.5.3", 3, "UNDECIDED sglang 0.5.3: SGLang 0.5.3 is not known here"),
+        ("sglang@9.9", 0, "OK       sglang 9.9 (9.9 is newer than the newest rule, 0.5.23) feeds"),
+        ("sglang", 0, "OK       sglang 0.5.23 feeds h[2], h[6], h[9], as meant"),
+    ],
+)
+def test_an_engine_that_cannot_be_judged_is_not_clean(engine, code, said):
+    done = run(FOLDER / "healthy", "--target", TARGET, "--engine", engine)
+    assert (done.returncode, done.stderr) == (code, "")
+    assert done.stdout.startswith(said)
+
+
+def test_a_finding_outweighs_an_engine_that_is_not_known():
+    done = run(FOLDER / "W304", "--target", TARGET, "--engine", "vllm@0.11")
+    assert done.returncode == 1
+    assert done.stdout.startswith("FINDINGS d2t points outside the target's vocabulary (W304)")
+
+
+def test_a_drafter_of_another_family_is_undecided(tmp_path):
+    config = CONFIG | {"architectures": ["DFlashDraftModel"], "dflash_config": {"a": 1}}
+    tensors = {name: value for name, value in weights().items() if "fc" not in name}
+    write_folder(tmp_path / "d", config, tensors)
+    found = inspect(Asked(tmp_path / "d", TARGET, engines=("sglang",)))
+    assert found.facts["family"] not in ("eagle3", "unknown")
+    assert (found.findings, found.undecided) == ((), True)
+    assert [a.status for a in found.answers] == ["undecided"]
+    assert inspect(Asked(tmp_path / "d")).undecided
+
+
+def test_an_engine_that_refuses_is_not_said_to_feed(speculators):
+    found = inspect(Asked(speculators, TARGET, engines=("sglang", "vllm")))
+    assert [f.id for f in found.findings] == ["S104"]
+    lines = list(render(found))
+    assert lines[0].startswith("REFUSES  sglang 0.5.23: ")
+    assert any(line.startswith("sglang 0.5.23      refuses") for line in lines)
+    [mend] = [m for m in found.mend if m.engine == "sglang"]
+    assert mend.note.startswith("convert first: draftprobe convert ")
+    assert "--to specforge" in mend.note
+
+
+def applied(folder, found, tmp_path, engine="sglang"):
+    """The folder with the mend's diff applied by patch, beside its weights."""
+    import shutil
+
+    [mend] = [m for m in found.mend if m.engine == engine]
+    copy = tmp_path / "mended"
+    shutil.copytree(folder, copy)
+    subprocess.run(
+        ["patch", "-s", str(copy / "config.json")], input=mend.diff, text=True, check=True
+    )
+    return copy
+
+
+def test_a_folder_that_lacks_one_key_is_mended_by_that_key(tmp_path):
+    config = {key: value for key, value in CONFIG.items() if key != "draft_vocab_size"}
+    write_folder(tmp_path / "d", config, weights())
+    engines = ("sglang",)
+    found = inspect(Asked(tmp_path / "d", TARGET, engines=engines))
+    assert [answer.status for answer in found.answers] == ["refuses"]
+    copy = applied(tmp_path / "d", found, tmp_path)
+    assert json.loads((copy / "config.json").read_text()) == CONFIG
+    assert inspect(Asked(copy, TARGET, engines=engines)).findings == ()
+
+
+@pytest.mark.parametrize("case", ["W106", "W114"])
+def test_one_config_mends_two_engines_unasked(case, tmp_path):
+    engines = ("sglang", "vllm")
+    found = inspect(Asked(FOLDER / case, TARGET, engines=engines))
+    assert found.findings
+    assert found.wanted_by == "config"
+    mends = [mend for mend in found.mend if mend.diff]
+    assert len({mend.diff.partition("@@")[2] for mend in mends}) == 1
+    copy = applied(FOLDER / case, found, tmp_path, mends[0].engine)
+    after = inspect(Asked(copy, TARGET, engines=engines))
+    assert after.findings == ()
+    assert {answer.fed for answer in after.answers} == {found.wanted}
+    assert [answer.status for answer in after.answers] == ["ok", "ok"]
+
+
+def test_ids_in_doubt_are_not_mended_but_the_command_is_given():
+    found = inspect(Asked(FOLDER / "W107", TARGET, engines=("sglang",)))
+    assert found.wanted is None
+    assert found.mend == ()
+    command = [line for line in render(found) if line.startswith("draftprobe inspect ")]
+    assert len(command) == 1
+    assert command[0].endswith("--wanted 3,7,10")
+
+
+def test_two_lists_that_disagree_accuse_nobody_who_reads_his_own():
+    """Nested [1, 5, 8] is h[2], h[6], h[9] to SGLang and to who wrote it."""
+    found = inspect(Asked(FOLDER / "W121", TARGET, engines=("sglang", "vllm")))
+    assert [f.id for f in found.findings] == ["W121"]
+    assert {a.engine: a.fed for a in found.answers} == {"sglang": (2, 6, 9), "vllm": (2, 6, 10)}
+    assert found.wanted is None
+
+
+def test_an_empty_list_is_no_list(tmp_path):
+    config = CONFIG | {"eagle_config": {IDS: []}}
+    write_folder(tmp_path / "d", config, weights())
+    found = inspect(Asked(tmp_path / "d", TARGET))
+    assert found.findings == ()
+    assert found.facts["claims"] == []
+    assert [f.id for f in inspect(Asked(tmp_path / "d", TARGET, engines=("sglang",))).findings] == [
+        "W112"
+    ]
+
+
+def test_the_order_that_a_rule_asks_for_is_no_finding(tmp_path):
+    """On the DeepSeek family a first id of 1 means outputs: [5, 1, 8] feeds h[1], h[5], h[8]."""
+    target = tmp_path / "target.json"
+    text = json.loads((TARGET / "config.json").read_text()) | {"model_type": "deepseek_v3"}
+    target.write_text(json.dumps(text))
+    config = CONFIG | {"eagle_config": {IDS: [5, 1, 8]}}
+    write_folder(tmp_path / "d", config, weights())
+    assert "W108" not in [f.id for f in inspect(Asked(tmp_path / "d", target)).findings]
+    assert "W108" in [f.id for f in inspect(Asked(tmp_path / "d", TARGET)).findings]
+
+
+def test_a_theta_is_named_by_what_it_is(tmp_path):
+    """EAGLE's training code takes 10000, whatever the config says."""
+    config = CONFIG | {"architectures": ["LlamaForCausalLM"]}
+    write_folder(tmp_path / "d", config, weights())
+    [doubt] = [f for f in inspect(Asked(tmp_path / "d", TARGET)).findings if f.id == "W405"]
+    assert doubt.evidence.endswith("500000.0 as written, 10000.0 by training")
+    mark = {"draftprobe_convert": {"to": "eagle", "from": "specforge", IDS: [2, 6, 9]}}
+    write_folder(tmp_path / "converted", config | mark, weights())
+    assert inspect(Asked(tmp_path / "converted", TARGET)).findings == ()
+
+
+def test_sources_are_told_on_demand_and_always_in_json():
+    found = inspect(Asked(FOLDER / "W203", TARGET, engines=("sglang",), trainer="speculators"))
+    source = "srt/models/llama_eagle3.py"
+    assert source not in "\n".join(render(found))
+    assert source in " ".join(render(found, verbose=True))
+    assert source in json.dumps(found.to_json())
+
+
+def test_explain_without_an_id_lists_them_all():
+    done = subprocess.run([COMMAND, "explain"], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "W103  aux taps shifted by one slot" in done.stdout
+    assert len(done.stdout.splitlines()) == len(ids())
 
 
 ODD = [

@@ -68,25 +68,44 @@ def test_sglang_one_line_changes(tmp_path):
     assert "llama.py" in found.mend.note
 
 
-def test_vllm_reads_top_level_and_the_nested_list_goes(tmp_path):
+def test_vllm_reads_top_level_and_the_nested_list_says_the_same_for_sglang(tmp_path):
     found = mended(tmp_path, NESTED_CONFIG, "vllm")
-    assert found.text == NESTED_CONFIG.replace(
-        '    "eagle_aux_hidden_state_layer_ids": [2, 15, 27],\n', ""
-    ).replace(
+    assert found.text == NESTED_CONFIG.replace("[2, 15, 27]", "[-1, 2, 15]").replace(
         "49152\n",
         '49152,\n  "eagle_aux_hidden_state_layer_ids": [\n    0,\n    3,\n    16\n  ]\n',
     )
     assert found.mend.safe
 
 
-def test_a_list_at_top_level_stays_for_sglang_and_is_not_enough(tmp_path):
+def test_a_list_at_top_level_is_not_enough_for_sglang_and_says_the_same_for_vllm(tmp_path):
     found = mended(tmp_path, TOP_CONFIG, "sglang")
     assert json.loads(found.text) == {
         "model_type": "llama",
-        KEY: [3, 16, 28],
+        KEY: [0, 3, 16],
         "eagle_config": {KEY: [-1, 2, 15]},
     }
-    assert found.text.startswith(TOP_CONFIG[:-3])
+
+
+def test_a_list_that_another_engine_cannot_say_stays(tmp_path):
+    """vLLM cannot feed h[0] of this family; its list is no business of SGLang's mend."""
+    text = json.dumps({KEY: [3, 31, 59], "eagle_config": {KEY: [2, 30, 58]}}, indent=2)
+    found = mended(tmp_path, text, "sglang", taps=(0, 3, 31), family="kimi_k25", layers=61)
+    assert json.loads(found.text) == {KEY: [3, 31, 59], "eagle_config": {KEY: [0, 3, 31]}}
+
+
+def test_what_our_conversion_noted_does_not_outlive_a_mend(tmp_path):
+    text = json.dumps({KEY: [3, 16, 28], "draftprobe_convert": {"to": "eagle", KEY: [3, 16, 28]}})
+    found = mended(tmp_path, text, "vllm")
+    assert json.loads(found.text) == {KEY: [0, 3, 16], "draftprobe_convert": {"to": "eagle"}}
+    same = mended(tmp_path, text, "sglang", taps=(3, 16, 28))
+    assert json.loads(same.text)["draftprobe_convert"][KEY] == [3, 16, 28]
+
+
+def test_ids_out_of_order_say_why(tmp_path):
+    text = json.dumps({"eagle_config": {KEY: [2, 30, 58]}})
+    found = mended(tmp_path, text, "sglang", taps=(1, 30, 58), family="kimi_k25", layers=61)
+    assert json.loads(found.text)["eagle_config"][KEY] == [30, 1, 58]
+    assert "out of order on purpose" in found.mend.note
 
 
 def test_vllm_changes_a_list_that_stands_at_top_level(tmp_path):
@@ -255,6 +274,31 @@ def test_mend_says_unsafe(run_folder, draftprobe):
     code, out, _ = draftprobe("mend", run_folder(proved=False), "--engine", "vllm@0.32.0")
     assert code == 0
     assert "\nUNSAFE for vllm@0.32.0" in out
+
+
+def test_mend_of_equal_taps_says_that_no_gain_was_measured(run_folder, draftprobe):
+    folder = run_folder(proved=False)
+    file = folder / "verdict.json"
+    data = json.loads(file.read_text())
+    file.write_text(json.dumps(data | {"served": data["wanted"]}))
+    _, out, _ = draftprobe("mend", folder, "--engine", "sglang")
+    assert "no gain was measured, as served and wanted are the same" in out
+    assert "not proved by replay" not in out
+
+
+def test_mend_that_is_unsafe_says_so_where_it_writes(run_folder, draftprobe, tmp_path):
+    folder = run_folder(proved=False)
+    _, out, _ = draftprobe("mend", folder, "--engine", "sglang", "--write")
+    path = tmp_path / "draft" / "config.sglang.json"
+    assert f"written: {path} (UNSAFE, not proved to help; nothing else in" in out
+
+
+def test_mend_of_a_drafters_folder_names_the_way_from_files(run_folder, draftprobe, tmp_path):
+    run_folder()
+    code, out, err = draftprobe("mend", tmp_path / "draft", "--engine", "sglang")
+    assert (code, out) == (2, "")
+    assert "draftprobe diagnose --out" in err
+    assert f"draftprobe inspect {tmp_path / 'draft'} " in err
 
 
 def test_mend_writes_beside_and_never_over(run_folder, draftprobe, tmp_path):

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-FINDINGS = 1
+FINDINGS, UNDECIDED = 1, 3
 
 
 def inspect(
@@ -29,12 +29,15 @@ def inspect(
     trainer: Annotated[
         str | None, typer.Option(help="Who trained it, such as specforge@since-879.")
     ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Also every effect, where each rule is from, and why.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Tell from files alone what a drafter is, how engines read it, and what is wrong.
 
     Without --engine every engine is shown and none accused: findings are what is wrong with the
-    folder whoever serves it.
+    folder whoever serves it. Exit code 1: a finding; 3: an engine could not be judged.
     """
     from draftprobe.cli.progress import counted
     from draftprobe.diagnose.checks.inspection import Asked
@@ -53,5 +56,5 @@ def inspect(
     else:
         from draftprobe.report.inspection import render
 
-        print(*render(found), sep="\n")
-    raise typer.Exit(FINDINGS if found.findings else 0)
+        print(*render(found, verbose), sep="\n")
+    raise typer.Exit(FINDINGS if found.findings else UNDECIDED if found.undecided else 0)

@@ -49,4 +49,6 @@ def mend(
     else:
         print(f"{reader}: {change.note}")
     if written:
-        print(f"written: {written}; the engine reads config.json, so put it in that one's place")
+        unproved = "" if change.safe else "UNSAFE, not proved to help; "
+        print(f"written: {written} ({unproved}nothing else in {wanted.drafter} was changed)")
+        print(f"{engine} reads config.json: put the new one in its place to use it")

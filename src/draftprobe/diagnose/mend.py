@@ -10,13 +10,14 @@ import hashlib
 import json
 import os
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from draftprobe.diagnose.verdict import SCHEMA_VERSION, Mend
-from draftprobe.dialects.engines import Engine
-from draftprobe.dialects.ids import KEY, NESTED, Spelling
+from draftprobe.dialects.engines import Engine, config_engines, parse_engine
+from draftprobe.dialects.ids import KEY, NESTED, Spelling, nested_of
+from draftprobe.dialects.recognise import MARK
 from draftprobe.drafter.checkpoint import read_json
 from draftprobe.drafter.json_text import remove_member, set_member
 from draftprobe.drafter.wiring import Tap, check_taps, parse_taps, taps_name
@@ -33,6 +34,7 @@ class Wanted:
         drafter: its folder; taps: what the weights want.
         family, layers: the target's.
         proved: by replay.
+        doubt: why it is not proved, where that is known better than that.
     """
 
     drafter: Path
@@ -40,6 +42,7 @@ class Wanted:
     family: str
     layers: int
     proved: bool
+    doubt: str = "the wanted wiring was not proved by replay"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,35 +53,48 @@ class Mended:
     text: str | None
 
 
-def mend(text: str, wanted: Wanted, engine: Engine) -> Mended:
+def mend(text: str, wanted: Wanted, engine: Engine, old: str | None = None) -> Mended:
     """The change to ``text``, a drafter's ``config.json``, after which ``engine`` feeds the taps.
+
+    A list of ids that another engine reads is kept, and set to say the same where it can: one
+    config for both.
+
+    Args:
+        text: the config to start from.
+        wanted: the taps, and for which target.
+        engine: whose reading.
+        old: what the diff starts from, where ``text`` is changed already.
 
     Raises:
         InputError: the text is not a JSON object.
     """
-    where = wanted.drafter / "config.json"
+    where, old = wanted.drafter / "config.json", text if old is None else old
     config, taps = _parse(text, where), taps_name(wanted.taps)
     spelling = engine.spell(wanted.taps, wanted.family, wanted.layers)
     if not isinstance(spelling, Spelling):
         reason = f"cannot be expressed here: {spelling.reason}"
         return Mended(Mend(engine.name, engine.version, False, "", reason), None)
     safe = wanted.proved and not spelling.patch
-    fed = _feeds(config, wanted, engine, where)
+    fed = feeds(config, wanted, engine)
     if spelling.level == "option" and not fed:  # no part of the drafter's config
         note = f"{spelling.text}; that feeds {taps}: {spelling.rule}"
         if not wanted.proved:
-            note += "; unsafe: the wanted wiring was not proved by replay"
+            note += f"; unsafe: {wanted.doubt}"
         return Mended(Mend(engine.name, engine.version, safe, "", note), None)
-    mended = text if fed else _rewritten(text, spelling)
-    if mended == text:
+    mended = text if fed else _rewritten(text, wanted, engine, spelling)
+    if mended == old:
         note = f"nothing to change: {engine} feeds {taps} already"
         return Mended(Mend(engine.name, engine.version, safe, "", note), text)
     note = f"{spelling.level} ids {list(spelling.ids)} feed {taps}: {spelling.rule}"
+    if fed:
+        note = f"{engine} then feeds {taps}"
+    if not fed and list(spelling.ids) != sorted(spelling.ids):
+        note += "; out of order on purpose, as a first id of 1 is read otherwise there"
     if not wanted.proved:
-        note += "; unsafe: the wanted wiring was not proved by replay"
+        note += f"; unsafe: {wanted.doubt}"
     if spelling.patch:
         note += f"; unsafe: {spelling.patch}"
-    diff = _diff(text, mended, f"config.{engine.name}.json")
+    diff = diff_of(old, mended, f"config.{engine.name}.json")
     return Mended(Mend(engine.name, engine.version, safe, diff, note), mended)
 
 
@@ -128,6 +144,12 @@ def read_wanted(path: Path) -> Wanted:
         InputError: not a verdict, or one that says nothing about drafter, target and taps.
     """
     file = path / "verdict.json" if path.is_dir() else path
+    if path.is_dir() and not file.exists() and (path / "config.json").exists():
+        raise InputError(
+            f"{path}: expected the folder that `draftprobe diagnose --out` wrote, found a "
+            "drafter's; "
+            f"from files alone: draftprobe inspect {path} --target T --engine E --wanted 0,3,16"
+        )
     data = read_json(file)
     found = data.get("schema_version")
     if type(found) is not int or found != SCHEMA_VERSION:
@@ -144,7 +166,12 @@ def read_wanted(path: Path) -> Wanted:
         )
     drafter, family = _fact(facts, "drafter", str, file), _fact(facts, "family", str, file)
     taps = _taps(data.get("wanted"), layers, file)
-    return Wanted(Path(drafter), taps, family, layers, _fact(facts, "proved", bool, file))
+    proved = _fact(facts, "proved", bool, file)
+    wanted = Wanted(Path(drafter), taps, family, layers, proved)
+    if data.get("served") == data.get("wanted"):
+        doubt = "no gain was measured, as served and wanted are the same"
+        return replace(wanted, doubt=doubt)
+    return wanted
 
 
 def check_unchanged(path: Path, wanted: Wanted, text: str) -> None:
@@ -191,32 +218,49 @@ def _parse(text: str, where: Path) -> dict[str, Any]:
     return config
 
 
-def _feeds(config: dict[str, Any], wanted: Wanted, engine: Engine, where: Path) -> bool:
-    """Whether the config as it is makes the engine feed the wanted taps, for certain."""
+def feeds(config: dict[str, Any], wanted: Wanted, engine: Engine) -> bool:
+    """Whether a config makes the engine feed the wanted taps, for certain."""
     try:
-        return engine.delivered(config, wanted.family, wanted.layers, where) == wanted.taps
+        found = engine.delivered(config, wanted.family, wanted.layers, wanted.drafter)
     except InputError:  # the engine would fail on it, or its reading is not certain: to be mended
         return False
+    return found == wanted.taps
 
 
-def _rewritten(text: str, spelling: Spelling) -> str:
-    ids, count = list(spelling.ids), len(spelling.ids)
-    if spelling.level == "top":
-        text = remove_member(set_member(text, (KEY,), ids), (NESTED, KEY))
-        if json.loads(text).get(NESTED) == {}:
-            text = remove_member(text, (NESTED,))
-    else:
-        text = set_member(text, (NESTED, KEY), ids)
-    config = json.loads(text)
+def _rewritten(text: str, wanted: Wanted, engine: Engine, spelling: Spelling) -> str:
+    text = _written(text, spelling)
+    for other in config_engines():
+        if other != engine.name:
+            theirs = parse_engine(other).spell(wanted.taps, wanted.family, wanted.layers)
+            if isinstance(theirs, Spelling) and _lists(text).get(theirs.level):
+                text = _written(text, theirs)
+    config, count = json.loads(text), len(spelling.ids)
     nested = config.get(NESTED)
     if isinstance(nested, dict) and nested.get("use_aux_hidden_state", True) is not True:
         text = set_member(text, (NESTED, "use_aux_hidden_state"), True)
+    mark = config.get(MARK)
+    if isinstance(mark, dict) and mark.get(KEY) not in (None, list(wanted.taps)):
+        text = remove_member(text, (MARK, KEY))  # no longer what the ids mean
     # fc is sized by this key, else by the nested list, else for three
-    sized = config.get("num_aux_hidden_states") or (3 if spelling.level == "top" else count)
+    listed = _lists(text).get("nested")
+    sized = config.get("num_aux_hidden_states") or (len(listed) if listed else 3)
     return text if sized == count else set_member(text, ("num_aux_hidden_states",), count)
 
 
-def _diff(old: str, new: str, name: str) -> str:
+def _written(text: str, spelling: Spelling) -> str:
+    path = (KEY,) if spelling.level == "top" else (NESTED, KEY)
+    return set_member(text, path, list(spelling.ids))
+
+
+def _lists(text: str) -> dict[str, list[Any]]:
+    """The lists of ids that a config holds, by level."""
+    config = json.loads(text)
+    found = {"top": config.get(KEY), "nested": nested_of(config).get(KEY)}
+    return {level: ids for level, ids in found.items() if isinstance(ids, list)}
+
+
+def diff_of(old: str, new: str, name: str) -> str:
+    """A unified diff of ``config.json`` that ``patch`` can apply."""
     lines = difflib.unified_diff(
         old.splitlines(keepends=True), new.splitlines(keepends=True), "config.json", name
     )

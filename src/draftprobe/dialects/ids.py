@@ -66,9 +66,12 @@ class Unspellable:
 
 
 def layer_ids(config: dict[str, Any], where: Any) -> list[int] | None:
-    """The list under :data:`KEY`, or None if it is absent; InputError if it is malformed."""
+    """The list under :data:`KEY`, or None if it is absent; InputError if it is malformed.
+
+    An empty list is none: ModelOpt's templates carry one, and training takes its default then.
+    """
     ids = config.get(KEY)
-    if ids is None:
+    if ids is None or ids == []:
         return None
     if not is_ids(ids):
         raise InputError(f"{where}: {not_ids(ids, KEY)}")
@@ -94,7 +97,7 @@ def switched_off(config: Mapping[str, Any]) -> str:
 
 def not_ids(found: Any, key: str) -> str:
     """What is said of a value that is no list of ids."""
-    return f"expected a list of integers under {key!r}, found {found!r}"
+    return f"expected a list of integers under {key!r}, found {str(found)[:60]}"
 
 
 def is_ids(value: Any) -> bool:

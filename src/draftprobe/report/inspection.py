@@ -1,52 +1,104 @@
-"""An Inspection as lines for a terminal: what is wrong first, then what the drafter is.
+"""An Inspection as lines for a terminal: each engine's answer first, then what is wrong, and why.
 
-At most 100 columns, except for a diff. Knows the record, no check.
+At most 100 columns, except for a diff and for commands. Where rules come from is told only if it is
+asked for. Knows the record, no check.
 """
 
 from __future__ import annotations
 
+import re
+import shlex
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from draftprobe.drafter.wiring import tap_name, taps_name
+from draftprobe.report.text import clean
 
 if TYPE_CHECKING:
+    from draftprobe.diagnose.checks.answers import Answer
     from draftprobe.diagnose.checks.inspection import Inspection
+    from draftprobe.diagnose.verdict import Mend, NotEvaluated
     from draftprobe.dialects.reading import Effect, Reading
+    from draftprobe.drafter.wiring import Wiring
 
 LABEL = 9
 WIDTH = 100
 
+_SOURCE = re.compile(r" \([^()]*; (?:executed|read|inferred)\)")
+"""Where a rule comes from, as it ends a sentence."""
 
-def render(found: Inspection) -> Iterator[str]:
-    """Lines without markup; the first one says what matters."""
-    yield from _line(*_headline(found))
+_WIRES = {
+    ("pre_fc_norm", "none"): "no norm in front of fc",
+    ("pre_fc_norm", "whole"): "one norm over all that fc reads",
+    ("pre_fc_norm", "per_tap"): "a norm for each tap in front of fc",
+    ("residual", "raw"): "the layer adds to fc's output as it is",
+    ("residual", "normed"): "the layer adds to fc's normed output",
+    ("feedback", "pre_norm"): "the next step reads the state before the final norm",
+    ("feedback", "post_norm"): "the next step reads the state after the final norm",
+    ("head_norm", True): "the head reads normed states",
+    ("head_norm", False): "no norm in front of the head",
+    ("vocabulary", "offset"): "draft ids are mapped by d2t",
+    ("vocabulary", "identity"): "draft ids are the target's",
+    ("vocabulary", "absolute"): "d2t holds the target's ids themselves",
+}
+"""Wire and value in words."""
+
+
+def render(found: Inspection, verbose: bool = False) -> Iterator[str]:
+    """Lines without markup or control characters; the first ones say what matters."""
+    for line in _lines(found, verbose):
+        yield clean(line if verbose else line.rstrip())
+
+
+def _lines(found: Inspection, verbose: bool) -> Iterator[str]:
+    yield from _answers(found)
     for finding in found.findings:
         yield from _line(finding.id, finding.title)
-        yield from _line("", finding.evidence)
-    yield from _drafter(found)
-    yield from _readings(found.readings)
-    yield from _effects(found.effects)
-    for mend in found.mend:
-        yield from _line("mend", f"{mend.engine} {mend.version}: {mend.note}")
-        yield from (" " * LABEL + line for line in mend.diff.splitlines())
-    for entry in found.not_evaluated:
-        yield from _line("not run", f"{entry.what}: {entry.why}")
-    if found.findings:
-        yield f"draftprobe explain {found.findings[0].id}"
+        if verbose or not any(
+            a.status == "refuses" and a.text in finding.evidence for a in found.answers
+        ):
+            yield from _line("", _short(finding.evidence, verbose))
+    yield from _readings(found, verbose)
+    yield from _drafter(found, verbose)
+    if verbose:
+        yield from _effects(found.effects)
+    yield from _mends(found, verbose)
+    yield from _not_run(found.not_evaluated, verbose)
+    yield from _next(found)
 
 
-def _headline(found: Inspection) -> tuple[str, str]:
-    if not found.findings:
-        left = len(found.not_evaluated)
-        return "CLEAN", (
-            f"nothing wrong in the files of this {_kind(found.facts)}; {left} checks not run"
-        )
-    ids = list(dict.fromkeys(finding.id for finding in found.findings))
-    first, more = found.findings[0].title, len(ids) - 1
-    told = f"; also {', '.join(ids[1:])}" if more else ""
-    return "FINDINGS", f"{first}{told}"
+def _short(text: str, verbose: bool) -> str:
+    return text if verbose else _SOURCE.sub("", text)
+
+
+def _answers(found: Inspection) -> Iterator[str]:
+    """What is wrong with the files, whoever serves them; then a line for each engine."""
+    told = {identifier for answer in found.answers for identifier in answer.findings}
+    ids = [f for f in found.findings if not found.accused or f.id not in told]
+    if ids:
+        others = list(dict.fromkeys(f.id for f in ids if f.id != ids[0].id))
+        also = f"; also {', '.join(others)}" if others else ""
+        yield from _line("FINDINGS", f"{ids[0].title} ({ids[0].id}){also}")
+    elif not found.answers and found.undecided:
+        yield from _line("UNDECIDED"[:LABEL], found.not_evaluated[0].why)
+    elif not found.accused:
+        yield from _line("FILES OK", _files_ok(found))
+    for answer in found.answers:
+        ids_told = f" [{', '.join(answer.findings)}]" if answer.findings else ""
+        note = f" ({answer.note})" if answer.note else ""
+        verb = ": " if not answer.text.startswith("feeds ") else " "
+        text = _SOURCE.sub("", answer.text)
+        yield from _line(answer.status.upper(), f"{answer.name}{note}{verb}{text}{ids_told}")
+
+
+def _files_ok(found: Inspection) -> str:
+    told = [f"nothing wrong in the files of this {_kind(found.facts)}"]
+    for status, what in (("refuses", "refuses them"), ("undecided", "is not known")):
+        who = [answer.name for answer in found.answers if answer.status == status]
+        if who:
+            told.append(f"{', '.join(who)} {what}")
+    return "; ".join(told)
 
 
 def _kind(facts: dict[str, Any]) -> str:
@@ -54,7 +106,7 @@ def _kind(facts: dict[str, Any]) -> str:
     return f"{family}drafter ({facts['trainer']})"
 
 
-def _drafter(found: Inspection) -> Iterator[str]:
+def _drafter(found: Inspection, verbose: bool) -> Iterator[str]:
     facts = found.facts
     yield from _line("drafter", f"{_kind(facts)}: {facts['trainer_why']}")
     heads = f"{facts['heads']} heads ({facts['kv_heads'] or facts['heads']} of keys)"
@@ -81,13 +133,8 @@ def _drafter(found: Inspection) -> Iterator[str]:
     if found.coverage is not None:
         yield from _line("", f"the draft vocabulary covers {found.coverage:.3f} of the counts")
     if found.wiring is not None:
-        w = found.wiring
-        yield from _line(
-            "meant",
-            f"norm before fc: {w.pre_fc_norm}; residual {w.residual}; fed back {w.feedback}; "
-            f"norm before the head: {'yes' if w.head_norm else 'no'}; vocabulary {w.vocabulary}",
-        )
-    yield from _ids(facts)
+        yield from _line("trained", _in_words(found.wiring))
+    yield from _ids(facts, verbose)
     for name, alike in found.alike.items():
         if not isinstance(alike, str):
             told = f"{alike.equal} of {alike.rows} rows equal the target's, mean cosine "
@@ -98,51 +145,81 @@ def _drafter(found: Inspection) -> Iterator[str]:
         yield from _line("target", f"{t.family}, {sizes}; {t.where}")
 
 
+def _in_words(wiring: Wiring) -> str:
+    wires = dict.fromkeys(wire for wire, _ in _WIRES)
+    values = [(wire, getattr(wiring, wire)) for wire in wires]
+    return "; ".join(_WIRES.get(pair, f"{pair[0]} {pair[1]}") for pair in values)
+
+
 def _known(value: float | None) -> str:
-    return "not given" if value is None else f"{value:g}"
+    if value is None:
+        return "not given"
+    if isinstance(value, int) and value >= 10**15:
+        return f"about 10^{len(str(value)) - 1}"
+    return f"{value:g}"
 
 
-def _ids(facts: dict[str, Any]) -> Iterator[str]:
+def _ids(facts: dict[str, Any], verbose: bool) -> Iterator[str]:
     if not facts["claims"]:
         yield from _line("ids", "no layer ids in the config: every engine takes its default")
     for claim in facts["claims"]:
+        told = f"{claim['key']} {list(claim['ids'])}"
+        if claim["meant"] is not None and not verbose:
+            yield from _line("ids", f"{told}: {taps_name(claim['meant'])}; {claim['why']}")
+            continue
         read = [
             f"{taps_name(claim[key])} as {what}"
             for key, what in (("as_boundary", "boundaries"), ("as_output", "outputs of layers"))
             if claim[key] is not None
         ]
-        told = f"{claim['key']} {list(claim['ids'])}: {' or '.join(read) or 'no layers of it'}"
         meant = "" if claim["meant"] is None else f"; meant {taps_name(claim['meant'])}"
-        yield from _line("ids", f"{told}{meant}: {claim['why']}")
+        told += f": {' or '.join(read) or 'no layers of it'}{meant}"
+        yield from _line("ids", f"{told}; {claim['why']}")
 
 
-def _readings(readings: Sequence[Reading]) -> Iterator[str]:
-    """A table of what arrives at which slot, and below it where each rule comes from."""
+def _readings(found: Inspection, verbose: bool) -> Iterator[str]:
+    """A table of what arrives at which slot; on demand, below it where each rule comes from."""
+    readings = found.readings
     if not readings:
         return
+    refusing = {(a.engine, a.version) for a in found.answers if a.status == "refuses"}
     most = max(len(reading.taps or (None,)) for reading in readings)
-    rows = [("engine", *(f"slot {n}" for n in range(most)), "ids from", "how", "rule")]
+    rows = [("engine", *(f"slot {n}" for n in range(most)), "ids from", "how")]
     rules: list[str] = []
-    problems: list[str] = []
-    for reading in readings:
-        rule = "-" if reading.rule is None else _number(rules, str(reading.rule))
+    for group in _alike(readings):
+        reading = group[0]
         taps = [tap_name(tap) for tap in reading.taps or ()]
-        if reading.taps is None:
-            taps = [_number(problems, reading.problem, "!")]
+        how, place = "-" if reading.rule is None else reading.rule.how, reading.found
+        if (reading.engine, reading.version) in refusing:
+            taps, how, place = ["refuses"], "-", "-"
+        elif reading.taps is None:
+            taps = [_NO_TAPS[reading.outcome]]
         taps += [""] * (most - len(taps))
-        who = " ".join(p for p in (reading.engine, reading.version, reading.variant) if p)
-        how = "-" if reading.rule is None else reading.rule.how
-        rows.append((who, *taps, reading.found, how, rule))
+        variants = [r.variant for r in group if r.variant]
+        who = " ".join((reading.engine, reading.version, "+".join(variants))).strip()
+        if verbose and reading.rule is not None:
+            how = f"{how} {_number(rules, str(reading.rule))}"
+        rows.append((who, *taps, place, how))
     yield from _table(rows)
-    yield from (line for n, text in enumerate(problems, 1) for line in _line(f"  !{n}", text))
     yield from (line for n, text in enumerate(rules, 1) for line in _line(f"  [{n}]", text))
 
 
-def _number(known: list[str], text: str, mark: str = "") -> str:
+def _alike(readings: Sequence[Reading]) -> Iterator[list[Reading]]:
+    """Runners of one engine that are fed alike, from ids of the same place, stand in one row."""
+    groups: dict[tuple[object, ...], list[Reading]] = {}
+    for r in readings:
+        groups.setdefault((r.engine, r.version, r.taps, r.problem, r.found), []).append(r)
+    yield from groups.values()
+
+
+_NO_TAPS = {"unknown": "unknown", "fails": "fails", "feeds no boundary": "none"}
+"""What stands in the table where no boundary arrives; why is told in the first lines."""
+
+
+def _number(known: list[str], text: str) -> str:
     if text not in known:
         known.append(text)
-    index = known.index(text) + 1
-    return f"{mark}{index}" if mark else f"[{index}]"
+    return f"[{known.index(text) + 1}]"
 
 
 def _table(rows: list[tuple[str, ...]]) -> Iterator[str]:
@@ -170,6 +247,73 @@ def _effects(effects: Sequence[Effect]) -> Iterator[str]:
         yield from _line(
             "", f"{did} {', '.join(subjects[:3])}{more}: {text} ({rule.source}; {rule.how})"
         )
+
+
+def _mends(found: Inspection, verbose: bool) -> Iterator[str]:
+    """One entry for all engines that the same config serves."""
+    groups: dict[str, list[Mend]] = {}
+    unjudged = {(a.engine, a.version) for a in found.answers if a.status == "undecided"}
+    for n, mend in enumerate(found.mend):
+        idle = (mend.engine, mend.version) in unjudged or mend.note.startswith("nothing to change")
+        if idle and not mend.diff and found.wanted_by == "config":
+            continue
+        lines = mend.diff.splitlines()
+        groups.setdefault("\n".join([*lines[:1], *lines[2:]]) or str(n), []).append(mend)
+    if found.wanted_by == "config" and any(mend.diff for mend in found.mend):
+        yield from _line("mend", "if the config means what it says (no replay has proved it):")
+    for group in groups.values():
+        for mend in group:
+            note = _short(mend.note, verbose)
+            note = note if verbose else note.split("; unsafe: not proved by replay")[0]
+            yield from _line("mend", f"{mend.engine} {mend.version}: {note}")
+        if len(group) > 1:
+            yield from _line("", "one config for all of these")
+        lines = group[0].diff.splitlines()
+        yield from (" " * LABEL + line for line in lines if not line.startswith("\\"))
+
+
+def _not_run(points: Sequence[NotEvaluated], verbose: bool) -> Iterator[str]:
+    if verbose:
+        for entry in points:
+            yield from _line("not run", f"{entry.what}: {entry.why}")
+    elif points:
+        needs = [option for option in _OPTIONS if any(option in entry.why for entry in points)]
+        told = f"; {', '.join(needs)} would run some" if needs else ""
+        count = f"{len(points)} check{'s' * (len(points) != 1)}"
+        yield from _line("not run", f"{count}{told} (--verbose names them)")
+
+
+_OPTIONS = ("--deep", "--histogram", "--target")
+
+
+def _next(found: Inspection) -> Iterator[str]:
+    """The command to go on with, on one line so that it can be copied."""
+    folder = found.facts["folder"]
+    bad = [answer for answer in found.answers if answer.status in ("refuses", "wrong")]
+    doubt = [answer for answer in found.answers if answer.meant is None and answer.fed]
+    if found.target is not None and not found.wanted and (bad or (doubt and found.accused)):
+        shown = _ordered(found.answers if found.accused else bad)
+        options = [part for who in shown for part in ("--engine", who)]
+        command = ["draftprobe", "inspect", folder, "--target", found.target.where, *options]
+        yield shlex.join([*command, "--wanted", _candidate(found)] if found.accused else command)
+    if found.findings:
+        yield f"draftprobe explain {found.findings[0].id}"
+
+
+def _ordered(answers: Iterable[Answer]) -> list[str]:
+    """Engines by name, those whose ids stand in the drafter's config if there are any."""
+    names = list(dict.fromkeys(f"{answer.engine}@{answer.version}" for answer in answers))
+    by_config = [name for name in names if name.startswith(("sglang", "vllm"))]
+    return by_config or names
+
+
+def _candidate(found: Inspection) -> str:
+    """What the ids may mean, to be put after --wanted; the first of several."""
+    for claim in found.facts["claims"]:
+        for key in ("meant", "as_output", "as_boundary"):
+            if claim[key] is not None:
+                return ",".join(map(str, claim[key]))
+    return "H,H,H"
 
 
 def _line(label: str, text: str) -> list[str]:

@@ -17,6 +17,7 @@ _STATIC: dict[str, tuple[str, str | None]] = {
     "W112": ("this engine fails on these layer ids", "taps"),
     "W113": ("this engine cannot be told to feed the wanted taps", "taps"),
     "W114": ("this engine reads the layer ids otherwise than they are meant", "taps"),
+    "W121": ("layer ids stand in two places that do not agree", "taps"),
     "W201": ("a norm before fc in the weights, not in the flags", "pre_fc_norm"),
     "W202": ("a norm before fc in the flags, not in the weights", "pre_fc_norm"),
     "W203": ("norm_before_residual is not what this engine does", "residual"),

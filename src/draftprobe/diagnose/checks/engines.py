@@ -5,20 +5,22 @@ Knows what is harmless (what the trainer meant anyway), no engine's rule.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from draftprobe.diagnose.checks.catalogue import finding
+from draftprobe.diagnose.checks.meaning import Meaning, place_of
 from draftprobe.diagnose.checks.rope import short
 from draftprobe.diagnose.checks.subject import Subject
-from draftprobe.diagnose.checks.taps import admissible, lists
+from draftprobe.diagnose.checks.taps import lists
 from draftprobe.diagnose.taps import taps_finding
 from draftprobe.diagnose.verdict import Finding, NotEvaluated
-from draftprobe.dialects.ids import KEY, NESTED, default_taps
+from draftprobe.dialects.ids import KEY
 from draftprobe.drafter.wiring import Tap, taps_name
 
 Taps = tuple[Tap, ...]
+Lists = Mapping[str, list[int]]
 
 if TYPE_CHECKING:
     from draftprobe.diagnose.checks.numbers import Alike
@@ -39,8 +41,7 @@ _BY_DEED = {
 CANNOT = "cannot be expressed here"
 """How a mend's note begins where an engine has no way to feed the wanted taps."""
 
-UNKNOWN = "not known"
-"""What a reading's problem says where the engine's rule is unknown, and it may work."""
+_BRANCH = "this engine captures states without the residual stream"
 
 _UNUSED_WHEN_SERVED = ("t2d", "rotary_emb.inv_freq")
 """Tensors that no engine needs: dropping them is no loss."""
@@ -52,37 +53,39 @@ def name(item: Reading | Effect) -> str:
     return " ".join(part for part in (item.engine, item.version, variant) if part)
 
 
-def claimed(subject: Subject) -> Taps | None:
-    """The boundaries that the layer ids mean beyond doubt; None without ids, or in doubt."""
-    found = lists(subject)
-    if KEY in found:
-        return tuple(found[KEY]) if min(found[KEY]) >= 0 else None
-    ids = found.get(f"{NESTED}.{KEY}")
-    if ids is None:
-        return None
-    layers = subject.target.layers if subject.target else None
-    boundaries, outputs = admissible(ids, layers)
-    if outputs and (ids[0] == 1 or not boundaries):
-        return tuple(i + 1 for i in ids)
-    return tuple(ids) if boundaries and not outputs else None
+def refusals(effects: Iterable[Effect]) -> list[Effect]:
+    """Why an engine does not load the folder as a drafter; empty where it does."""
+    return [
+        effect
+        for effect in effects
+        if (effect.did == "refuses" and effect.wire != "taps")
+        or (effect.did == "ignores tensor" and effect.subject.endswith("fc.weight"))
+    ]
 
 
 def of_readings(
-    subject: Subject, readings: Sequence[Reading], wanted: Taps | None
+    meaning: Meaning, readings: Sequence[Reading], wanted: Taps | None, subject: Subject
 ) -> Iterator[Finding | NotEvaluated]:
-    """W106, W112, W114, and with wanted taps W101 to W104; what is not known is no finding."""
+    """W106, W112, W114, W117, and with wanted taps W101 to W104; what is not known is no finding.
+
+    For engines that load the folder.
+    """
     fed: dict[Taps, list[Reading]] = {}
     for reading in readings:
         if reading.taps is not None:
             fed.setdefault(reading.taps, []).append(reading)
-        elif reading.rule is None or UNKNOWN in reading.problem:
+        elif reading.outcome == "unknown":
             yield NotEvaluated(f"taps in {name(reading)}", reading.problem)
+        elif reading.outcome == "fails":
+            yield finding("W112", f"{name(reading)}: {reading.problem}")
         else:
-            yield finding("W112", f"{name(reading)}: {reading.problem} ({reading.rule})")
+            told = f"{name(reading)}: {reading.problem}"
+            yield Finding("W117", _BRANCH, "taps", None, None, None, told)
+    found = lists(subject)
     for taps, group in fed.items():
-        yield from _unread(subject, group, taps, wanted)
+        yield from _unread(found, meaning, group, taps, wanted)
         if wanted is None:
-            yield from _otherwise(subject, group, taps)
+            yield from _otherwise(found, meaning, group, taps)
         elif taps != wanted:
             identifier, title = taps_finding(taps, wanted)
             named = taps_name(taps), taps_name(wanted)
@@ -96,34 +99,40 @@ def names(readings: Iterable[Reading]) -> str:
 
 
 def _unread(
-    subject: Subject, group: Iterable[Reading], taps: Taps, wanted: Taps | None
+    found: Lists, meaning: Meaning, group: Iterable[Reading], taps: Taps, wanted: Taps | None
 ) -> Iterator[Finding]:
     """W106: there are ids, and an engine takes its default; told unless that is the same."""
-    found = lists(subject)
     unread = [reading for reading in group if reading.found == "default"]
-    if found and unread and not (taps == claimed(subject) and wanted in (None, taps)):
+    if found and unread and not (taps == meaning.taps and wanted in (None, taps)):
         places = " and ".join(f"{place} {ids}" for place, ids in found.items())
         told = f"{places} is not read; the default {taps_name(taps)} is fed: {names(unread)}"
-        yield finding("W106", told, taps_name(taps))
+        meant = None if meaning.taps is None else taps_name(meaning.taps)
+        yield finding("W106", told, taps_name(taps), meant)
 
 
-def _otherwise(subject: Subject, group: Sequence[Reading], taps: Taps) -> Iterator[Finding]:
-    """W114: ids read otherwise than they are meant; without ids, another than the usual default."""
-    found, meant = lists(subject), claimed(subject)
+def _otherwise(
+    found: Lists, meaning: Meaning, group: Sequence[Reading], taps: Taps
+) -> Iterator[Finding]:
+    """W114: a list read otherwise than it is meant; without ids, another than the usual default."""
     if found:
-        odd = [reading for reading in group if reading.found != "default"]
-        if odd and meant is not None and taps != meant:
-            told = f"{names(odd)} feed {taps_name(taps)} from {_place(odd[0], found)}"
+        odd: dict[Taps, list[Reading]] = {}
+        for reading in group:
+            meant = meaning.places.get(place_of(reading.found))
+            if meant is not None and meant != taps:
+                odd.setdefault(meant, []).append(reading)
+        for meant, readings in odd.items():
+            told = f"{names(readings)} feed {taps_name(taps)} from {_place(readings[0], found)}"
             named = taps_name(taps), taps_name(meant)
             yield finding("W114", f"{told}, which means {taps_name(meant)}", *named)
-    elif subject.target is not None and taps != (usual := default_taps(subject.target.layers)):
+    elif meaning.taps is not None and taps != meaning.taps:
         told = f"{names(group)} feed {taps_name(taps)} without layer ids"
-        named = taps_name(taps), taps_name(usual)
-        yield finding("W114", f"{told}; training stacks take {taps_name(usual)}", *named)
+        named = taps_name(taps), taps_name(meaning.taps)
+        why = "training stacks take" if meaning.usual else "the conversion noted"
+        yield finding("W114", f"{told}; {why} {taps_name(meaning.taps)}", *named)
 
 
-def _place(reading: Reading, found: dict[str, list[int]]) -> str:
-    place = {"top": KEY, "nested": f"{NESTED}.{KEY}"}.get(reading.found, reading.found)
+def _place(reading: Reading, found: Lists) -> str:
+    place = place_of(reading.found)
     return f"{place} {found.get(place, '')}".strip()
 
 
@@ -156,15 +165,24 @@ def _wired(subject: Subject, effect: Effect) -> dict[str, str | None]:
 
 
 def _told(group: Sequence[Effect]) -> str:
-    subjects = ", ".join(dict.fromkeys(effect.subject for effect in group))
-    texts = "; ".join(dict.fromkeys(effect.text for effect in group))
+    """Subjects and texts, the first few of many; sources stand with the effects."""
+    subjects = _some([effect.subject for effect in group], ", ")
+    texts = _some([effect.text for effect in group], "; ")
     rules = "; ".join(dict.fromkeys(f"{e.rule.source}; {e.rule.how}" for e in group))
     return f"{subjects}: {texts} ({rules})"
+
+
+def _some(items: Sequence[str], between: str, most: int = 3) -> str:
+    different = list(dict.fromkeys(items))
+    more = f" and {len(different) - most} more" if len(different) > most else ""
+    return between.join(different[:most]) + more
 
 
 def _identifier(subject: Subject, effect: Effect, alike: dict[str, Alike | str]) -> str | None:
     """The finding's id, None where the effect takes nothing from the drafter."""
     key = effect.subject.rsplit(".", 1)[-1] if effect.did != "ignores tensor" else effect.subject
+    if effect.did == "is not known":
+        return None
     if effect.did == "replaces":
         return "W309" if _differs(effect.subject, alike) else None
     if effect.did == "ignores tensor" and effect.subject.endswith(_UNUSED_WHEN_SERVED):

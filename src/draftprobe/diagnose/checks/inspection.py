@@ -7,23 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from draftprobe.diagnose.checks import belonging, engines, norms, rope, taps, tensors, vocabulary
+from draftprobe.diagnose.checks.answers import Answer, Judged, answers, sort
 from draftprobe.diagnose.checks.catalogue import finding
 from draftprobe.diagnose.checks.facts import facts
 from draftprobe.diagnose.checks.given import open_target, read_histogram
+from draftprobe.diagnose.checks.meaning import meaning_of
+from draftprobe.diagnose.checks.mends import Order, mends
 from draftprobe.diagnose.checks.subject import Subject, subject_of
-from draftprobe.diagnose.mend import Wanted, mend, read_config
+from draftprobe.diagnose.mend import Wanted, read_config
 from draftprobe.diagnose.verdict import SCHEMA_VERSION, Finding, Mend, NotEvaluated
 from draftprobe.dialects import trainers
 from draftprobe.dialects.engines import ENGINES, Engine, parse_engine
 from draftprobe.dialects.reading import Effect, Reading, Target
-from draftprobe.dialects.recognise import Recognised, parse_trainer, recognise
+from draftprobe.dialects.recognise import MARK, Recognised, parse_trainer, recognise
 from draftprobe.drafter.checkpoint import Checkpoint, open_checkpoint
 from draftprobe.drafter.kind import FAMILIES, family
 from draftprobe.drafter.layout import Layout, layout_of
+from draftprobe.drafter.shape import unread
 from draftprobe.drafter.wiring import Tap, Wiring, check_taps, to_json
 from draftprobe.errors import InputError
 
@@ -62,24 +67,44 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """The answer. ``alike`` compares own tables with the target's (deep only)."""
+    """What was found.
 
+    Attributes:
+        answers: each engine's, worst first; accused: whether engines were asked for.
+        facts, target, wiring: the drafter, its target, and how it was trained, as files say it.
+        readings, effects: what engines do.
+        findings: what is wrong: with the files, then with the engines asked for.
+        wanted: the taps that the mend is for; wanted_by: ``option``, or ``config`` if they are
+            what the config means.
+        mend: what to write; not_evaluated: what was not checked.
+        coverage: share of a histogram's tokens that is drafted.
+        alike: own tables against the target's (deep only).
+        undecided: the folder, or an engine asked for, could not be judged.
+    """
+
+    answers: tuple[Answer, ...]
+    accused: bool
     facts: dict[str, Any]
     target: Target | None
     wiring: Wiring | None
     readings: tuple[Reading, ...]
     effects: tuple[Effect, ...]
     findings: tuple[Finding, ...]
+    wanted: tuple[Tap, ...] | None
+    wanted_by: Literal["option", "config"] | None
     mend: tuple[Mend, ...]
     not_evaluated: tuple[NotEvaluated, ...]
     coverage: float | None
     alike: dict[str, Alike | str]
+    undecided: bool
 
     def to_json(self) -> dict[str, Any]:
         """One plain object; findings and mend as a Verdict has them."""
         target = self.target
-        return {
+        return plain({
             "schema_version": SCHEMA_VERSION,
+            "answers": [asdict(answer) for answer in self.answers],
+            "undecided": self.undecided,
             "drafter": self.facts | {"coverage": self.coverage},
             "target": None
             if target is None
@@ -92,9 +117,20 @@ class Inspection:
             "effects": [asdict(effect) for effect in self.effects],
             "alike": {k: v if isinstance(v, str) else asdict(v) for k, v in self.alike.items()},
             "findings": [asdict(found) for found in self.findings],
+            "wanted": self.wanted and list(self.wanted),
+            "wanted_by": self.wanted_by,
             "mend": [asdict(entry) for entry in self.mend],
             "not_evaluated": [asdict(entry) for entry in self.not_evaluated],
-        }  # fmt: skip
+        })  # fmt: skip
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON can hold it: numbers that JSON has no word for become text."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return str(value) if isinstance(value, float) and not isfinite(value) else value
 
 
 def _wires(wiring: Wiring) -> dict[str, Any]:
@@ -114,7 +150,12 @@ def inspect(asked: Asked) -> Inspection:
     who = _trainer(checkpoint, layout, asked.trainer)
     wiring = _meant(checkpoint, layout, asked.trainer, open_points)
     subject = subject_of(checkpoint, layout, target, wiring, who.name)
-    findings = list(_static(subject, open_points))
+    claims = trainers.claims(
+        checkpoint, target and target.layers, asked.trainer, target and target.family
+    )
+    kind = family(checkpoint, layout)
+    other = "" if kind in _LIKE_EAGLE3 else f"not an EAGLE-3 drafter: {FAMILIES[kind]}"
+    findings = list(_static(subject, other, open_points))
     counts = None if asked.histogram is None else read_histogram(asked.histogram)
     findings += _doubts(subject, asked.trainer)
     findings += [] if counts is None else vocabulary.check_coverage(subject, counts)
@@ -122,30 +163,41 @@ def inspect(asked: Asked) -> Inspection:
     findings += found
     _note(open_points, "tokenizer", why)
     alike = _deep(subject, asked, findings, open_points)
-    readings, effects = _engines(subject, asked, findings, open_points, alike)
-    claims = trainers.claims(checkpoint, target and target.layers, asked.trainer)
-    mends = _mends(subject, asked, findings)
+    _check_wanted(subject, asked)
+    judged = Judged(subject, meaning_of(subject, claims), asked.wanted, alike, other)
+    served = _served(subject, asked, open_points)
+    answered = sort(a for one in served for a in answers(judged, *one))
+    if asked.engines:
+        _accuse(judged, asked, served, findings, open_points)
+    wanted, by = _wanted(judged, asked)
+    mended = _mends(subject, asked, wanted, served, findings)
     if counts is None:
         _note(open_points, "coverage", "no token histogram was given (--histogram)")
+    for told in unread(checkpoint):
+        _note(open_points, "replay", told)
     return Inspection(
-        facts(subject, who, claims),
-        target,
-        wiring,
-        readings,
-        effects,
-        tuple(findings),
-        mends,
-        tuple(open_points),
-        None if counts is None else vocabulary.coverage(subject, counts),
-        alike,
+        answers=answered,
+        accused=bool(asked.engines),
+        facts=facts(subject, who, claims),
+        target=target,
+        wiring=wiring,
+        readings=tuple(reading for _, readings, _ in served for reading in readings),
+        effects=tuple(effect for _, _, effects in served for effect in effects),
+        findings=tuple(findings),
+        wanted=wanted,
+        wanted_by=by,
+        mend=mended,
+        not_evaluated=tuple(open_points),
+        coverage=None if counts is None else vocabulary.coverage(subject, counts),
+        alike=alike,
+        undecided=bool(other) or (bool(asked.engines) and _open(answered)),
     )
 
 
-def _static(subject: Subject, points: list[NotEvaluated]) -> list[Finding]:
+def _static(subject: Subject, other: str, points: list[NotEvaluated]) -> list[Finding]:
     modules = [taps, norms, vocabulary, tensors, rope, belonging]
-    kind = family(subject.checkpoint, subject.layout)
-    if kind not in _LIKE_EAGLE3:
-        _note(points, "taps, norms and tensors", f"not an EAGLE-3 drafter: {FAMILIES[kind]}")
+    if other:
+        _note(points, "taps, norms and tensors", other)
         modules = [vocabulary, rope, belonging]
     return [found for module in modules for found in module.check(subject)]
 
@@ -179,15 +231,41 @@ _DOUBTED = {"rope": "W405", "residual": "W207"}
 
 
 def _doubts(subject: Subject, trainer: str | None) -> list[Finding]:
-    """W207 and W405: keys that training did not read, and that servers do."""
-    if subject.trained is None:
+    """W207 and W405: keys that training did not read, and that servers do.
+
+    Not where our own conversion wrote the folder in a layout that is not its trainer's: the habit
+    of that layout's trainer says nothing then.
+    """
+    mark = subject.checkpoint.config.get(MARK)
+    converted = isinstance(mark, dict) and mark.get("from") not in (None, subject.trainer)
+    if subject.trained is None or (converted and trainer is None):
         return []
     found = trainers.doubts(subject.checkpoint, subject.layout, trainer)
     return [
-        finding(_DOUBTED[d.wire], f"{d.why}: {d.taken} by training, {d.other} as written")
+        finding(_DOUBTED[d.wire], f"{d.why}: {_both(subject, d)}")
         for d in found
         if d.wire in _DOUBTED
     ]
+
+
+def _both(subject: Subject, doubt: trainers.Doubt) -> str:
+    """The two values, each by what it is: the config's, or training's."""
+    key = _written(subject, doubt)
+    if key == doubt.taken:
+        return f"{doubt.taken} as written, {doubt.other} by training"
+    if key == doubt.other:
+        return f"{doubt.taken} by training, {doubt.other} as written"
+    return f"{doubt.taken} and {doubt.other}"
+
+
+def _written(subject: Subject, doubt: trainers.Doubt) -> Any:
+    """What the config says of a doubted wire; None where it says two things."""
+    if doubt.wire == "residual":
+        return doubt.other
+    if "twice" in doubt.why:
+        return None
+    values = (rope.theta(subject.config), rope.partial(subject.config))
+    return next((v for v in values if v in (doubt.taken, doubt.other)), None)
 
 
 def _deep(
@@ -219,38 +297,61 @@ def _deep(
     return alike
 
 
-def _engines(
-    subject: Subject,
-    asked: Asked,
-    findings: list[Finding],
-    points: list[NotEvaluated],
-    alike: dict[str, Alike | str],
-) -> tuple[tuple[Reading, ...], tuple[Effect, ...]]:
-    """Readings and effects of the engines asked for, or of all; only the former are accused."""
-    if subject.target is None:
+_Served = tuple[Engine, tuple[Reading, ...], tuple[Effect, ...]]
+
+
+def _served(subject: Subject, asked: Asked, points: list[NotEvaluated]) -> list[_Served]:
+    """Readings and effects of the engines asked for, or of all."""
+    target = subject.target
+    if target is None:
         _note(points, "what each engine feeds", "needs the target's depth and family (--target)")
         if asked.engines:
             raise InputError("--engine: a reading needs the target's config; give --target")
-        return (), ()
-    readings: list[Reading] = []
-    effects: list[Effect] = []
-    for engine in _which(subject.target, asked.engines):
-        config, target = subject.checkpoint.config, subject.target
-        new = engine.readings(config, target)
-        readings += new if asked.engines else [r for r in new if not _same(r, readings)]
-        if asked.engines or engine != parse_engine(_EARLIER):
-            effects += engine.effects(subject.checkpoint, subject.layout, target)
-    if asked.engines:
-        for told in engines.of_readings(subject, readings, asked.wanted):
-            if isinstance(told, Finding):
-                findings.append(told)
-            else:
-                points.append(told)
-        findings += engines.of_effects(subject, effects, alike)
-        names = dict.fromkeys(parse_engine(text).name for text in asked.engines)
-        findings += engines.of_positions(subject, names)
-        points += engines.open_points(effects, alike)
-    return tuple(readings), tuple(effects)
+        return []
+    out: list[_Served] = []
+    for engine in _which(target, asked.engines):
+        readings = engine.readings(subject.checkpoint.config, target)
+        if not asked.engines:
+            readings = tuple(r for r in readings if not _same(r, out))
+        if readings:
+            effects = engine.effects(subject.checkpoint, subject.layout, target)
+            out.append((engine, readings, effects))
+    return out
+
+
+def _accuse(
+    judged: Judged,
+    asked: Asked,
+    served: Sequence[_Served],
+    findings: list[Finding],
+    points: list[NotEvaluated],
+) -> None:
+    """The findings of the engines asked for; of an engine that loads nothing, its refusal alone."""
+    subject, readings, effects = judged.subject, list[Reading](), list[Effect]()
+    for engine, read, done in served:
+        if engine.age == "older" or judged.other_family:
+            points += [NotEvaluated(f"{engine}", judged.other_family or read[0].problem)]
+            continue
+        refused = engines.refusals(done)
+        readings += [] if refused else read
+        effects += refused or done
+        points += [
+            NotEvaluated(f"{effect.subject} in {engine}", effect.text)
+            for effect in done
+            if effect.did == "is not known"
+        ]
+    for told in engines.of_readings(judged.meaning, readings, asked.wanted, subject):
+        if isinstance(told, Finding):
+            findings.append(told)
+        else:
+            points.append(told)
+    findings += engines.of_effects(subject, effects, dict(judged.alike))
+    findings += engines.of_positions(subject, dict.fromkeys(e.name for e, _, _ in served))
+    points += engines.open_points(effects, dict(judged.alike))
+
+
+def _open(answered: Sequence[Answer]) -> bool:
+    return any(answer.status == "undecided" for answer in answered)
 
 
 def _which(target: Target, given: Sequence[str]) -> list[Engine]:
@@ -261,18 +362,20 @@ def _which(target: Target, given: Sequence[str]) -> list[Engine]:
     return [parse_engine(text) for text in (*names[: at + 1], _EARLIER, *names[at + 1 :])]
 
 
-def _same(reading: Reading, others: Sequence[Reading]) -> bool:
+def _same(reading: Reading, others: Sequence[_Served]) -> bool:
     """Whether the same engine at another version reads the folder alike: shown once then."""
     return any(
         (reading.engine, reading.variant, reading.taps, reading.problem)
         == (other.engine, other.variant, other.taps, other.problem)
-        for other in others
+        for _, readings, _ in others
+        for other in readings
     )
 
 
-def _mends(subject: Subject, asked: Asked, findings: list[Finding]) -> tuple[Mend, ...]:
+def _check_wanted(subject: Subject, asked: Asked) -> None:
+    """Raise InputError where the wanted taps fit neither the target nor fc."""
     if asked.wanted is None:
-        return ()
+        return
     target = subject.target
     if target is None:
         raise InputError("--wanted: what to write depends on the target; give --target")
@@ -282,13 +385,43 @@ def _mends(subject: Subject, asked: Asked, findings: list[Finding]) -> tuple[Men
         raise InputError(
             f"--wanted: expected {count} boundaries, one per slot of fc, found {len(asked.wanted)}"
         )
-    text = read_config(asked.folder)
-    wanted = Wanted(asked.folder, asked.wanted, target.family, target.layers, proved=False)
+
+
+def _wanted(
+    judged: Judged, asked: Asked
+) -> tuple[tuple[Tap, ...] | None, Literal["option", "config"] | None]:
+    """What a mend is for: the option, else what the config means beyond doubt."""
+    meant, count = judged.meaning.taps, taps.slots(judged.subject)
+    if asked.wanted is not None:
+        return asked.wanted, "option"
+    if not asked.engines or meant is None or count not in (None, len(meant)):
+        return None, None
+    return meant, "config"
+
+
+def _mends(
+    subject: Subject,
+    asked: Asked,
+    wanted: tuple[Tap, ...] | None,
+    served: Sequence[_Served],
+    findings: list[Finding],
+) -> tuple[Mend, ...]:
+    target = subject.target
+    if target is None or not (asked.engines or wanted):
+        return ()
+    doubt = "not proved by replay on recorded states (draftprobe diagnose)"
+    order = None if wanted is None else Wanted(
+        asked.folder, wanted, target.family, target.layers, proved=False, doubt=doubt
+    )  # fmt: skip
+    which = _which(target, asked.engines)
+    known = {engine: effects for engine, _, effects in served}
+    for engine in which:
+        if engine not in known:
+            known[engine] = engine.effects(subject.checkpoint, subject.layout, target)
     out: list[Mend] = []
-    for engine in _which(target, asked.engines):
-        entry = mend(text, wanted, engine).mend
-        if not entry.diff or entry.diff not in [other.diff for other in out]:
+    for entry in mends(Order(subject, read_config(asked.folder), order, known), which):
+        if asked.engines or (entry.engine, entry.diff) not in [(m.engine, m.diff) for m in out]:
             out.append(entry)
-    if asked.engines:
+    if asked.engines and asked.wanted is not None:
         findings += engines.of_mends(out)
     return tuple(out)

@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from draftprobe.diagnose.checks.catalogue import finding
 from draftprobe.diagnose.checks.subject import Subject
 from draftprobe.diagnose.verdict import Finding
-from draftprobe.dialects.ids import KEY, NESTED, layer_ids
+from draftprobe.dialects.engines import parse_engine
+from draftprobe.dialects.ids import KEY, NESTED, Spelling, is_ids, layer_ids, nested_of
+from draftprobe.dialects.recognise import MARK
 from draftprobe.drafter.wiring import taps_name
 
 _SAYS_ITS_READING = frozenset({"LlamaForCausalLMEagle4"})
@@ -23,21 +25,19 @@ def lists(subject: Subject) -> dict[str, list[int]]:
     Raises:
         InputError: one is not a list of integers.
     """
-    nested = subject.checkpoint.config.get(NESTED)
-    places = {KEY: subject.checkpoint.config}
-    if isinstance(nested, dict):
-        places[f"{NESTED}.{KEY}"] = nested
+    nested = nested_of(subject.checkpoint.config)
+    places = {KEY: subject.checkpoint.config, f"{NESTED}.{KEY}": nested}
     found = {place: layer_ids(config, subject.where) for place, config in places.items()}
     return {place: ids for place, ids in found.items() if ids is not None}
 
 
 def check(subject: Subject) -> Iterator[Finding]:
-    """W107 to W111 and S106."""
+    """W107 to W111, W121 and S106."""
     found = lists(subject)
     for place, ids in found.items():
         if len(set(ids)) < len(ids):
             yield finding("W109", f"{place} is {ids}: every engine captures a layer once")
-        elif ids != sorted(ids):
+        elif ids != sorted(ids) and not _on_purpose(subject, place, ids):
             yield finding(
                 "W108",
                 f"{place} is {ids}: SGLang, vLLM, TensorRT-LLM and OpenVINO GenAI capture in the "
@@ -74,24 +74,64 @@ def _out_of_range(subject: Subject, place: str, ids: list[int]) -> Iterator[Find
     )
 
 
-def _ambiguous(subject: Subject, found: dict[str, list[int]]) -> Iterator[Finding]:
-    """A nested list alone, which both readings admit and whose first id is not 1.
+def readings_of(subject: Subject, place: str, ids: list[int]) -> list[tuple[int, ...]]:
+    """The boundaries that a list can mean, in its own order: none, one or two.
 
-    Top-level lists are boundaries to all who read them. A first id of 1 is an output everywhere:
-    the default's first boundary is 2 (SGLang pull request 25454 rests its rule on that).
+    Top-level lists are boundaries to all who read them. A nested list may be of boundaries or of
+    outputs; a first id of 1 is an output (the default's first boundary is 2, and SGLang pull
+    request 25454 rests its rule on that), except to ModelOpt, whose dump for vLLM takes the same
+    numbers as boundaries.
     """
-    ids = found.get(f"{NESTED}.{KEY}")
-    names = subject.checkpoint.config.get("architectures")
-    told = isinstance(names, list) and not _SAYS_ITS_READING.isdisjoint(map(str, names))
-    if ids is None or KEY in found or told:
-        return
     layers = subject.target.layers if subject.target else None
     boundaries, outputs = admissible(ids, layers)
-    if ids[0] == 1 or not (boundaries and outputs):
+    if place == KEY:
+        return [tuple(ids)] if boundaries else []
+    names = subject.checkpoint.config.get("architectures")
+    told = isinstance(names, list) and not _SAYS_ITS_READING.isdisjoint(map(str, names))
+    if outputs and (told or (ids[0] == 1 and subject.trainer != "modelopt")):
+        boundaries = False
+    raised = [tuple(i + 1 for i in ids)] if outputs else []
+    return [*([tuple(ids)] if boundaries else []), *raised]
+
+
+def _noted(subject: Subject) -> tuple[int, ...] | None:
+    """The boundaries that our own conversion noted."""
+    mark = subject.checkpoint.config.get(MARK)
+    ids = mark.get(KEY) if isinstance(mark, dict) else None
+    return tuple(ids) if isinstance(ids, list) and is_ids(ids) else None
+
+
+def _on_purpose(subject: Subject, place: str, ids: list[int]) -> bool:
+    """Whether SGLang's rule for this target asks for that order: with 1 in front it adds 1."""
+    if subject.target is None or place == KEY:
+        return False
+    target, sglang = subject.target, parse_engine("sglang")
+    spelled = sglang.spell(tuple(sorted(ids)), target.family, target.layers)
+    return isinstance(spelled, Spelling) and spelled.ids == tuple(ids)
+
+
+def _ambiguous(subject: Subject, found: dict[str, list[int]]) -> Iterator[Finding]:
+    """W107: a nested list that both readings admit, and nothing beside it that settles which.
+
+    W121: lists, or a list and what our own conversion noted, that cannot mean the same.
+    """
+    noted, place = _noted(subject), f"{NESTED}.{KEY}"
+    admitted = {where: readings_of(subject, where, ids) for where, ids in found.items()}
+    if noted is not None:
+        admitted[f"{MARK}.{KEY}"] = [noted]
+    sets = [set(taps) for taps in admitted.values() if taps]
+    common = set[tuple[int, ...]].intersection(*sets) if sets else set()
+    if len(sets) > 1 and not common:
+        told = "; ".join(
+            f"{where}: {' or '.join(map(taps_name, taps))}" for where, taps in admitted.items()
+        )
+        yield finding("W121", told)
+    if len(sets) != 1 or len(common) != 2:
         return
+    ids = found[place]
     yield finding(
         "W107",
-        f"{NESTED}.{KEY} is {ids}: as boundaries (vLLM's V1 runner, SGLang on the DeepSeek family "
+        f"{place} is {ids}: as boundaries (vLLM's V1 runner, SGLang on the DeepSeek family "
         f"since 0.5.13) {taps_name(ids)}; as outputs of layers (SpecForge, ModelOpt, TorchSpec; "
         f"SGLang on most families) {taps_name([i + 1 for i in ids])}; only the weights can tell",
     )
