@@ -164,6 +164,7 @@ def default(name: str, wire: str, value: str) -> set[tuple[Any, ...]]:
     return {("defaults", name, wire, value)}
 
 
+SGLANG = ("sglang", "sglang@0.5.13")
 NESTED_KEY = f"eagle_config.{KEY}"
 NO_NORM = {"wire": "pre_fc_norm", "value": "none"}
 ID = ("vocabulary", "identity")
@@ -350,6 +351,55 @@ CASES = {
         {},
         {"fc.weight": (H, 4 * H)},
         {name: refused("fc.weight") for name in (*ENGINES, "sglang@0.5.13")},
+    ),
+    "a width of null": Case(
+        {"target_hidden_size": None},
+        effects={name: refused("target_hidden_size") for name in (*SGLANG, "vllm")},
+    ),
+    "another activation": Case(
+        {"hidden_act": "gelu"}, effects={name: refused("hidden_act") for name in (*SGLANG, "vllm")}
+    ),
+    "no states": Case(
+        {"num_aux_hidden_states": 0},
+        effects={name: refused("num_aux_hidden_states") for name in (*SGLANG, "vllm")},
+    ),
+    "a window": Case(
+        {"layer_types": ["sliding_attention"], "sliding_window": 8},
+        effects={name: key("layer_types") for name in SGLANG},
+    ),
+    "one tap": Case(
+        {KEY: [2], "eagle_config": {KEY: [1]}},
+        {"fc.weight": (H, H)},
+        {
+            **{name: key(KEY, "taps") | ignored("fc.weight") for name in SGLANG},
+            "vllm": key(NESTED_KEY, "taps"),
+            "tensorrt_llm": key(KEY, "taps") | key(NESTED_KEY, "taps") | ignored("fc.weight"),
+            **{
+                name: key(KEY, "taps") | key(NESTED_KEY, "taps") | refused("fc.weight")
+                for name in ("openvino", "llamacpp")
+            },
+        },
+    ),
+    "one tap with a norm": Case(
+        {"eagle_config": {KEY: [1]}, "fc_norm": True, KEY: [2]},
+        {"fc.weight": (H, H), "fc_norm.0.weight": (H,)},
+        {
+            **{
+                name: key(KEY, "taps")
+                | ignored("fc.weight")
+                | ignored("fc_norm.0.weight", **NO_NORM)
+                for name in SGLANG
+            },
+            "vllm": key(NESTED_KEY, "taps"),
+            "tensorrt_llm": key(KEY, "taps")
+            | key(NESTED_KEY, "taps")
+            | ignored("fc.weight")
+            | refused("fc_norm.1.weight", "fc_norm.2.weight"),
+            "openvino": key(KEY, "taps") | key(NESTED_KEY, "taps") | refused("fc.weight"),
+            "llamacpp": key(KEY, "taps")
+            | key(NESTED_KEY, "taps")
+            | refused("fc.weight", "fc_norm.0.weight"),
+        },
     ),
     "no draft_vocab_size": Case(
         {"draft_vocab_size": GONE},

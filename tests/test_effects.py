@@ -24,6 +24,7 @@ from effect_cases import (
     INPUT_NORM,
     LATENT,
     LAYERS,
+    MLP,
     QK_NORM,
     SIZE,
     TARGET,
@@ -33,7 +34,7 @@ from effect_cases import (
     H,
     V,
 )
-from engine_sources import vllm_python, wheel  # noqa: F401 - a fixture
+from engine_sources import lifted, vllm_python, wheel  # noqa: F401 - a fixture
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
@@ -368,13 +369,13 @@ def test_sglangs_own_class_does_the_same(wheel, name, version, tmp_path):  # noq
     effects = found(engine, folder, case.hidden)
     defaults = {"head_dim": SIZE, "rope_theta": 1e4, "rope_scaling": None}
     tensors = load_file(folder / "model.safetensors")
-    later = {KEY}  # the first request fails, not the loading
+    later = {KEY, "hidden_act"}  # the first request fails; the stand-in MLP takes any
     try:
         model = cls(SimpleNamespace(**(defaults | config)))
         for parameter in model.parameters():
             parameter.data.fill_(MARKER)
         model.load_weights(iter(tensors.items()))
-    except (AssertionError, AttributeError):
+    except (AssertionError, AttributeError, TypeError):
         assert of(effects, "refuses") - later
         return
     assert not of(effects, "refuses") - later
@@ -396,10 +397,11 @@ def test_sglangs_own_class_does_the_same(wheel, name, version, tmp_path):  # noq
     }
     told = of(effects, "ignores tensor") | {"embed_tokens.weight", "lm_head.weight"}
     assert dropped <= told
-    assert {n for n in of(effects, "ignores tensor") if not unused(n)} <= dropped
+    loaded = {effect.subject for effect in effects if "never applies" in effect.text}
+    assert {n for n in of(effects, "ignores tensor") - loaded if not unused(n)} <= dropped
     whole = getattr(model.model, "input_norm", None) is not None
     per_tap = getattr(model.model, "fc_norm", None) is not None
-    applied = {e.value for e in effects if e.wire == "pre_fc_norm"}
+    applied = {e.value for e in effects if e.wire == "pre_fc_norm" and e.subject not in loaded}
     if applied:
         assert applied == {"whole" if whole else "per_tap" if per_tap else "none"}
     if config.get("norm_output"):
@@ -416,3 +418,54 @@ def test_sglangs_own_class_does_the_same(wheel, name, version, tmp_path):  # noq
 def test_a_count_beyond_any_drafter_costs_no_memory(engine, key, tmp_path):
     folder = Case({key: 10**30, "fc_norm": True}).write(tmp_path / "draft")
     assert len(found(engine, folder)) < 20_000
+
+
+@pytest.mark.parametrize("version", ["0.5.12.post1", "0.5.13", "0.5.23"])
+@pytest.mark.parametrize("file", SGLANG_FILES.values())
+@pytest.mark.parametrize("slots", [1, 3])
+def test_sglangs_own_forward_skips_fc_of_one_state(wheel, file, version, slots):  # noqa: F811
+    source = wheel(version, file)
+    [forward] = [
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef)
+        and node.name == "forward"
+        and "self.fc(" in ast.unparse(node)
+    ]
+    applied, paired = [], "hidden_states, _ = self.fc(" in source
+
+    def applies(name):
+        def run(states):
+            applied.append(name)
+            return (states[:, :H], None) if name == "fc" and paired else states[:, :H]
+
+        return run
+
+    model = MagicMock(is_mrope_enabled=False, num_aux_hidden_states=slots)
+    model.fc, model.input_norm = applies("fc"), None
+    model.fc_norm = [applies("norm")] * slots
+    model._fc_gatherer = lambda states: states
+    model.layers, model.norm = [], lambda states, _: (states, states)
+    model.midlayer = lambda *given, **named: (torch.zeros(3, H), None)
+    scope = lifted(ast.unparse(forward), "forward", torch=torch, BumpAllocator=MagicMock())
+    batch = MagicMock()
+    batch.spec_info.hidden_states = torch.zeros(3, slots * H)
+    scope(model, torch.arange(3), torch.arange(3), batch, input_embeds=torch.zeros(3, H))
+    norms = ["norm"] * slots if "self.fc_norm" in source else []
+    assert applied == ([] if slots == 1 else [*norms, "fc"])
+
+
+@pytest.mark.parametrize("version", ["0.5.12.post1", "0.5.13", "0.5.23"])
+@pytest.mark.parametrize(
+    ("file", "name"), [("models/llama", "LlamaMLP"), ("models/deepseek_v2", "DeepseekV2MLP")]
+)
+def test_sglangs_own_mlp_refuses_another_activation(wheel, file, name, version):  # noqa: F811
+    tree = ast.parse(wheel(version, file))
+    [mlp] = [n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == name]
+    init = next(n for n in mlp.body if isinstance(n, ast.FunctionDef) and n.name == "__init__")
+    names = {n.id: MagicMock() for n in ast.walk(init) if isinstance(n, ast.Name)}
+    names |= {"super": MagicMock, "ValueError": ValueError}
+    build = lifted(ast.unparse(init), "__init__", **names)
+    build(MagicMock(), H, MLP, "silu")
+    with pytest.raises(ValueError, match="Only silu"):
+        build(MagicMock(), H, MLP, "gelu")

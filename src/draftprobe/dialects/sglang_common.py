@@ -81,8 +81,30 @@ def keeps_embedding(folder: Folder) -> bool:
     return wide is not None and wide != folder.count("hidden_size")
 
 
+def without_fc(folder: Folder, slots: int, rule: Rule) -> Iterator[Effect]:
+    """What is skipped where what arrives is as wide as the embedding, as with a single tap.
+
+    Both classes take such a state for fc's output, which is fed back in later steps.
+    """
+    hidden, own = hidden_in(folder), folder.count("hidden_size")
+    if hidden is None or own is None or slots * hidden != own:
+        return
+    for name in sorted(folder.checkpoint.tensors):
+        if re.search(r"(^|\.)(fc|input_norm|fc_norm\.\d+|aux_norm_\w+)\.(weight|bias)$", name):
+            text = (
+                f"what arrives is {own} wide, as the embedding is: SGLang takes it for fc's "
+                f"output and never applies {name}"
+            )
+            wired = () if re.search(r"(^|\.)fc\.", name) else ("pre_fc_norm", "none")
+            yield folder.effect("ignores tensor", name, text, rule, *wired)
+
+
 def keys(folder: Folder, rule: Rule) -> Iterator[Effect]:
     """Keys that neither class reads."""
+    kinds = folder.config.get("layer_types")
+    if isinstance(kinds, list) and "sliding_attention" in kinds:
+        text = "SGLang's drafter class does not read layer_types: its layers attend to everything"
+        yield folder.effect("ignores key", "layer_types", text, rule)
     if folder.flag("norm_before_residual"):
         yield folder.effect(
             "ignores key",

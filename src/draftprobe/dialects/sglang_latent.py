@@ -20,6 +20,7 @@ from draftprobe.dialects.loading import (
     pre_fc_norm,
     width,
 )
+from draftprobe.dialects.odd_keys import refused_values
 from draftprobe.dialects.reading import Effect
 from draftprobe.dialects.sglang_common import (
     LATENT_ATTENTION,
@@ -32,6 +33,7 @@ from draftprobe.dialects.sglang_common import (
     rule_of,
     sharing,
     slots_of,
+    without_fc,
 )
 
 _SINCE = "0.5.13"
@@ -55,6 +57,8 @@ def latent_effects(folder: Folder) -> Iterator[Effect]:
     ]
     names = compare(folder.checkpoint.tensors, _rename_latent, parameters)
     yield from keys(folder, rule)
+    yield from refused_values(folder, rule, (), null_is_none=True)
+    yield from without_fc(folder, slots, rule)
     if nested_of(folder.config).get("norm_before_fc", folder.config.get("norm_before_fc")):
         text = "SGLang's latent-attention drafter has no norm in front of fc but fc_norm"
         served = pre_fc_norm(False, per_tap)

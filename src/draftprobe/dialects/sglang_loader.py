@@ -23,6 +23,7 @@ from draftprobe.dialects.loading import (
     unread_ids,
     width,
 )
+from draftprobe.dialects.odd_keys import refused_values
 from draftprobe.dialects.reading import Effect, Target
 from draftprobe.dialects.sglang import NAME, readings
 from draftprobe.dialects.sglang_common import (
@@ -38,6 +39,7 @@ from draftprobe.dialects.sglang_common import (
     rule_of,
     sharing,
     slots_of,
+    without_fc,
 )
 from draftprobe.dialects.sglang_latent import latent_effects
 from draftprobe.drafter.checkpoint import Checkpoint
@@ -107,6 +109,8 @@ def _llama(folder: Folder) -> Iterator[Effect]:
             parameters.append(f"layers.{number}.self_attn.o_proj.bias")
     names = compare(folder.checkpoint.tensors, _rename_llama, parameters)
     yield from keys(folder, rule)
+    yield from refused_values(folder, rule, ("num_aux_hidden_states",))
+    yield from without_fc(folder, slots, rule)
     yield from leftovers(folder, names, pre_fc_norm(whole, per_tap), rule)
     yield from norm_flags(folder, whole, per_tap, rule)
     yield from width(folder, slots, hidden_in(folder), rule)

@@ -95,7 +95,14 @@ def _tensors(folder: Folder) -> Iterator[Effect]:
     for name in names.unfilled:
         text = f"no tensor fills TensorRT-LLM's {name}: a KeyError"
         yield folder.effect("refuses", name, text, _RULE)
-    yield from width(folder, 3, _hidden_in(folder), _RULE)
+    if folder.columns("fc.weight") != _hidden_in(folder):
+        yield from width(folder, 3, _hidden_in(folder), _RULE)
+    elif name := folder.holds("fc.weight"):
+        text = (
+            f"with one layer under {OPTION} TensorRT-LLM has no fc and drops the drafter's; with "
+            "more, by default three, loading fails"
+        )
+        yield folder.effect("ignores tensor", name, text, _RULE)
 
 
 def _hidden_in(folder: Folder) -> int | None:

@@ -27,6 +27,7 @@ from draftprobe.dialects.loading import (
     pre_fc_norm,
     width,
 )
+from draftprobe.dialects.odd_keys import refused_values
 from draftprobe.dialects.reading import Effect, Target
 from draftprobe.dialects.version import version_key
 from draftprobe.dialects.vllm import NAME, READ, readings
@@ -60,6 +61,7 @@ def effects(
         *unread(folder),
         *arrivals(folder, _slots(folder, file), read, rule),
         *speculators(folder),
+        *refused_values(folder, rule, _COUNTS[file == QWEN3]),
         *_model(folder, file, rule),
         *_sharing(folder, rule),
     )
@@ -74,14 +76,17 @@ def _rule(folder: Folder, file: str) -> Rule:
     )
 
 
+_COUNTS = (("num_aux_hidden_states",), ("num_aux_layers", "num_aux_hidden_states"))
+"""Keys for the number of states, the first that is set; Qwen3's class asks for one more."""
+
+
 def _slots(folder: Folder, file: str) -> int:
     ids = nested_ids(folder.config)
     if file == QWEN3:
         ids = folder.config.get(KEY) or ids
-        if count := folder.count("num_aux_layers"):
+    for key in _COUNTS[file == QWEN3]:
+        if count := folder.count(key):
             return count
-    if count := folder.count("num_aux_hidden_states"):
-        return count
     return len(ids) if isinstance(ids, list) and ids else 3
 
 
