@@ -18,6 +18,9 @@ from draftprobe.drafter.vocabulary import choose, tables
 from draftprobe.states.record import States, open_states
 from draftprobe.states.target import text_config
 
+STEPS, MUON = 4, 0.02
+"""Draft steps trained from half-way on, and the matrices' peak learning rate."""
+
 
 @dataclass(frozen=True, slots=True)
 class Made:
@@ -39,7 +42,7 @@ class Made:
     intermediate: int
     trainer: str
     flags: tuple[str, ...] = field(default=())
-    updates: int = 700
+    updates: int = 240
 
 
 DRAFTERS = {
@@ -60,7 +63,7 @@ def train_command(made: Made, target: Path, states: Path, held_out: Path, out: P
     options = {
         "target": target, "states": states, "held-out": held_out, "taps": taps, "out": out,
         "draft-vocabulary": size, "intermediate": made.intermediate, "updates": made.updates,
-        "batch-tokens": 1000, "steps": 3, "steps-from": 0.5, "rate": 3e-3, "measure-every": 200,
+        "batch-tokens": 1000, "steps": STEPS, "steps-from": 0.5, "rate": 3e-3, "measure-every": 200,
     }  # fmt: skip
     return ["train", *(word for k, v in options.items() for word in (f"--{k}", str(v)))]
 
@@ -144,9 +147,7 @@ def speculators_model(made: Made, target: Path, counts: torch.Tensor, steps: int
     return model.float()
 
 
-def train_by_speculators(
-    made: Made, target: Path, states_path: Path, out: Path, rate: float = 3e-3, steps: int = 3
-) -> None:
+def train_by_speculators(made: Made, target: Path, states_path: Path, out: Path) -> None:
     """Train with the module's own forward pass and loss, and save as it saves itself."""
     from speculators.losses import resolve_loss_config
 
@@ -156,20 +157,26 @@ def train_by_speculators(
     vocabulary = text_config(target)["vocab_size"]
     torch.manual_seed(0)
     counts = torch.bincount(counted, minlength=vocabulary)
-    model = speculators_model(made, target, counts, steps).train()
+    model = speculators_model(made, target, counts, STEPS).train()
     learned = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(learned, lr=rate, betas=(0.9, 0.95), weight_decay=0.0)
-    rounds = zip(range(made.updates), packs(states, made.taps, 1000, seed=0), strict=False)
+    parts = [
+        torch.optim.Muon([p for p in learned if p.dim() == 2], lr=MUON, weight_decay=0.0),
+        torch.optim.AdamW([p for p in learned if p.dim() < 2], lr=3e-3, weight_decay=0.0),
+    ]
+    rounds = zip(range(made.updates), packs(states, made.taps, 600, seed=0), strict=False)
     for update, pack in rounds:
         done = update / made.updates
-        optimizer.param_groups[0]["lr"] = rate * min((update + 1) / 40, 1 - 0.9 * done)
-        now = 1 if done < 0.5 else steps
+        for part, peak in zip(parts, (MUON, 3e-3), strict=True):
+            part.param_groups[0]["lr"] = peak * min((update + 1) / 20, 1.02 - done)
+        now = 1 if done < 0.5 else STEPS
         _, loss, metrics = model(**pack, ttt_steps=now, ttt_step_loss_decay=0.8, loss_config=losses)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(learned, 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        if (update + 1) % 100 == 0:
+        for part in parts:
+            part.step()
+            part.zero_grad(set_to_none=True)
+        if (update + 1) % 50 == 0:
             accuracy = float(metrics["full_acc_0_sum"] / metrics["full_acc_0_total"])
-            print(json.dumps({"update": update + 1, "loss": loss.item(), "step_1": accuracy}))
+            fact = {"update": update + 1, "loss": loss.item(), "step_1": accuracy}
+            print(json.dumps(fact), flush=True)
     model.to(torch.bfloat16).save_pretrained(out)
