@@ -17,13 +17,16 @@ from draftprobe.states.record import open_states
 from draftprobe.states.target import load_target, text_config
 
 WORLD = targets.FOLDER
+TARGETS = [name for name in targets.RECIPES if (WORLD / name).exists()]
+SHIPPED = {name: made for name, made in DRAFTERS.items() if (WORLD / name).exists()}
+GOOD = [name for name, made in SHIPPED.items() if made.good]
 TEXTS = 24
 SEED = 40_000_003  # of texts that no training and no table used
 
 
 @pytest.fixture(scope="module")
 def loaded():
-    return {name: load_target(WORLD / name) for name in targets.RECIPES}
+    return {name: load_target(WORLD / name) for name in TARGETS}
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +40,11 @@ def states(loaded, tmp_path_factory):
         capture(target, items, plan, folder / f"{name}.safetensors")
         made[name] = open_states(folder / f"{name}.safetensors")
     return made
+
+
+def test_the_world_is_there():
+    assert "llama" in TARGETS
+    assert {"l2_5_7", "l1_4_8_fcnorm"} <= set(SHIPPED)
 
 
 def test_texts_follow_their_own_rules():
@@ -86,27 +94,27 @@ def test_tokens_are_words(loaded):
         assert target.tokenizer(whole)["input_ids"] == prompt + answer
 
 
-@pytest.mark.parametrize("name", targets.RECIPES)
+@pytest.mark.parametrize("name", TARGETS)
 def test_target_answers(name, loaded):
     found = targets.answers(loaded[name].model, 40, SEED)
     assert found["accuracy"] > targets.FLOORS[name], found
 
 
-@pytest.mark.parametrize("name", targets.RECIPES)
+@pytest.mark.parametrize("name", TARGETS)
 def test_answers_end_and_differ(name, states):
     texts = [s.tokens[s.mask].tolist() for s in states[name].sequences(())]
     assert sum(text[-1] == language.END for text in texts) >= 0.9 * TEXTS
     assert len({tuple(text) for text in texts}) == TEXTS
 
 
-@pytest.mark.parametrize("name", targets.RECIPES)
+@pytest.mark.parametrize("name", TARGETS)
 def test_no_boundary_is_a_copy(name, states):
     for _, moved, cosine in neighbours(states[name], TEXTS):
-        assert moved > 0.1
-        assert cosine < 0.995
+        assert moved > 0.5
+        assert cosine < 0.9
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("name", SHIPPED)
 def test_drafter_folder_is_whole(name):
     made, folder = DRAFTERS[name], WORLD / name
     checkpoint = open_checkpoint(folder)
@@ -128,7 +136,7 @@ def test_all_of_it_is_small():
     assert sum(path.stat().st_size for path in WORLD.rglob("*") if path.is_file()) < 16e6
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("name", GOOD)
 def test_drafter_drafts(name, states):
     made = DRAFTERS[name]
     drafter = open_drafter(WORLD / name, made.taps, WORLD / made.target)
@@ -137,7 +145,7 @@ def test_drafter_drafts(name, states):
     assert found["expected_acceptance"] >= 2.5
 
 
-@pytest.mark.parametrize("name", ["l2_5_7", "k0_2_5_spec"])
+@pytest.mark.parametrize("name", GOOD)
 def test_real_decode(name, tmp_path):
     made = DRAFTERS[name]
     prompts = language.write_prompts(tmp_path / "prompts.jsonl", 6, SEED + 1)

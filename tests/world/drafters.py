@@ -1,7 +1,7 @@
 """The world's drafters: one table of how each is wired, and their training on captured states.
 
-Half are trained by `draftprobe train`, half by the `speculators` package's own module, batch shift
-and loss, so that no convention of ours can hide in both trainer and replay.
+One is trained by `draftprobe train`, all others by the `speculators` package's own module, batch
+shift and loss, so that no convention of ours can hide in both trainer and replay.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class Made:
         trainer: ``draftprobe`` or ``speculators``.
         flags: speculators' own flags that are true.
         updates: optimizer steps.
+        good: it reaches the world's goals: step 1 at 0.7, acceptance length 2.5 with 5 drafts.
     """
 
     target: str
@@ -43,16 +44,16 @@ class Made:
     trainer: str
     flags: tuple[str, ...] = field(default=())
     updates: int = 240
+    good: bool = True
 
 
 DRAFTERS = {
-    "l2_5_7": Made("llama", (2, 5, 7), 960, 128, "draftprobe"),
-    "l0_3_6": Made("llama", (0, 3, 6), None, 128, "draftprobe"),
-    "l8_4_1": Made("llama", (8, 4, 1), 960, 128, "draftprobe"),
+    "l2_5_7": Made("llama", (2, 5, 7), 960, 128, "draftprobe", updates=700, good=False),
+    "l0_3_6": Made("llama", (0, 3, 6), None, 128, "speculators"),
+    "l8_4_1": Made("llama", (8, 4, 1), 960, 128, "speculators"),
     "l1_4_8_fcnorm": Made("llama", (1, 4, 8), 960, 128, "speculators", ("norm_before_fc",)),
     "l2_4_7_feedback": Made("llama", (2, 4, 7), None, 128, "speculators", ("norm_output",)),
     "k0_3_6_spec": Made("kimi", (0, 3, 6), 960, 128, "speculators"),
-    "k0_3_6": Made("kimi", (0, 3, 6), 960, 128, "draftprobe"),
 }
 
 

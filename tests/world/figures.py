@@ -114,7 +114,7 @@ def tables(work: Path) -> Iterator[str]:
     from .make import FRESH, HELD_OUT, WORLD, states
 
     prompts = language.write_prompts(work / "decode.jsonl", *FRESH)
-    for target in targets.RECIPES:
+    for target in filter(lambda name: (WORLD / name).exists(), targets.RECIPES):
         held_out = open_states(states(target, HELD_OUT, "held_out", work))
         yield f"\n## {target}\n"
         model = load_target(WORLD / target).model
