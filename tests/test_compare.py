@@ -565,6 +565,10 @@ def test_a_quantised_target_is_called_imprecise_and_no_other_layer(reference):
     assert ids(found) == ["W504"]
     assert [slot.boundary for slot in found.slots] == list(WANTED)
     assert [slot.median for slot in found.slots] == pytest.approx([0.12] * 3, abs=0.01)
+    neighbours = said(reference, dump(each(noisy)), (0, 3, 17))
+    assert neighbours.undecided == (2,)
+    assert "slot 2" not in neighbours.findings[0].evidence
+    assert set(ids(said(reference, dump(each(noisy, (3, 16, 29)))))) == {"W103", "W504"}
 
 
 @pytest.fixture(

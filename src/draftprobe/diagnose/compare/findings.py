@@ -80,6 +80,14 @@ class Pair:
         """As wanted."""
         return None if self.wanted is None else self.wanted.found
 
+    @property
+    def doubtful(self) -> bool:
+        """With noise it is a neighbour of the wanted one: half of a layer may look like that."""
+        if self.plain is None or self.found.treatment != "imprecise":
+            return False
+        served, wanted = self.found.boundary, self.plain.boundary
+        return isinstance(served, int) and isinstance(wanted, int) and abs(served - wanted) == 1
+
     def differs(self, treatments: Sequence[str]) -> bool:
         """One of these was done to the served slot and not to the wanted one, or the other way."""
         wanted = "identity" if self.plain is None else self.plain.treatment
@@ -201,7 +209,7 @@ def _other(pair: Pair) -> str | None:
     found, plain = pair.found, pair.plain
     if plain is None or plain.boundary is None or found.boundary is None:
         return None
-    if pair.final_norm or pair.absent:
+    if pair.final_norm or pair.absent or pair.doubtful:
         return None
     allowed = {plain.boundary}
     if found.treatment == "part_of_layer" and isinstance(plain.boundary, int):
@@ -228,7 +236,8 @@ def _lists(pairs: Sequence[Pair]) -> tuple[list[Tap], list[Tap], bool]:
     for pair in pairs:
         if pair.plain is None or pair.plain.boundary is None or pair.role != "aux" or pair.absent:
             continue
-        tap = pair.plain.boundary if pair.final_norm else pair.found.boundary
+        same = pair.final_norm or pair.doubtful
+        tap = pair.plain.boundary if same else pair.found.boundary
         known = known and tap is not None
         if tap is not None:
             feeding.append(tap)
@@ -296,7 +305,7 @@ def _rows(pair: Pair) -> str | None:
 def _precision(pair: Pair, precise: bool) -> str | None:
     found, floor = pair.found, pair.served.floors.of(pair.found.boundary)
     stored = pair.served.stored
-    if found.treatment == "imprecise" and pair.differs(("imprecise",)):
+    if found.treatment == "imprecise" and pair.differs(("imprecise",)) and not pair.doubtful:
         return f"{found.told}{_error(pair)}: a quantised or another revision of the target"
     if found.median is None or found.treatment != "identity":
         return None
@@ -327,5 +336,10 @@ def unjudged(pairs: Sequence[Pair], found: Sequence[Finding]) -> Iterator[tuple[
         tied = treatment == "tied" and wanted not in pair.found.tied
         if treatment == "few_rows" or tied or (treatment == "unknown" and not nothing):
             yield pair.slot, pair.found.told
+        elif pair.doubtful and wanted is not None:
+            yield (
+                pair.slot,
+                f"{pair.found.told}{_error(pair)}; it may be a half of {tap_name(wanted)}",
+            )
         elif pair.absent and wanted is not None:
             yield pair.slot, f"{pair.found.told}; the reference does not hold {tap_name(wanted)}"
