@@ -6,12 +6,15 @@ stand-ins for the layers.
 """
 
 import ast
+import copy
+import re
+from types import SimpleNamespace
 
 import pytest
 from engine_loops import captured_by_vllm
-from engine_sources import vllm_python, vllm_source
+from engine_sources import lifted, vllm_python, vllm_source
 
-from draftprobe.dialects import vllm
+from draftprobe.dialects import vllm, vllm_config
 from draftprobe.dialects.engines import parse_engine
 from draftprobe.dialects.ids import KEY, Spelling, Unspellable
 from draftprobe.dialects.reading import Target
@@ -238,3 +241,48 @@ def test_sparse_deepseek_at_either_end_depends_on_the_platform(family, taps, tol
 def test_no_family_stands_in_two_tables():
     assert not set(SERVED) & set(REFUSED)
     assert vllm.READ == "0.32.0"
+
+
+class Written(SimpleNamespace):
+    """A drafter's config as transformers hands it on."""
+
+    def update(self, values):
+        self.__dict__.update(values)
+
+    def get_text_config(self):
+        return self.text_config
+
+
+def test_vllms_own_override_makes_an_mtp_head_of_these_model_types():
+    source = vllm_source("config/speculative.py")
+    scope = {"copy": copy, "get_hf_text_config": lambda config: config}
+    override = lifted(source, "hf_config_override", **scope)
+    [function] = [
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef) and node.name == "hf_config_override"
+    ]
+    kinds = {
+        node.value
+        for node in ast.walk(function)
+        if isinstance(node, ast.Constant) and re.fullmatch("[a-z0-9]+_[a-z0-9_]+", str(node.value))
+    }
+    assert kinds >= vllm_config.MTP - {"step3p5", "step3p7"}
+    for layers in (0, 1):
+        for kind in kinds | {"step3p5", "step3p7", "llama", "qwen3", "deepseek_v2", "gpt_oss"}:
+            config = {
+                "model_type": kind,
+                "architectures": ["LlamaForCausalLMEagle3"],
+                "num_nextn_predict_layers": layers,
+            }
+            extra = {
+                "layer_types": [],
+                "hc_count": 1,
+                "mtp_num_experts": 1,
+                "mtp_num_experts_per_tok": 1,
+                "mtp_config": {"num_nextn_predict_layers": 1},
+            }
+            hf = Written(**config, **extra)
+            hf.text_config = hf
+            made = override(hf).architectures
+            assert (made != config["architectures"]) == (vllm_config.class_file(config) is None)

@@ -32,10 +32,20 @@ _HOISTED = (
     "draft_vocab_size", "target_hidden_size", "norm_before_residual", "norm_before_fc", "fc_norm",
     "norm_output",
 )  # fmt: skip
-_MTP = frozenset({
-    "deepseek_mtp", "deepseek_v3", "deepseek_v32", "deepseek_v4", "glm_moe_dsa",
+MTP = frozenset({
+    "bailing_hybrid", "bailing_hybrid_mtp", "bailing_hybrid_v3_mtp", "deepseek_mtp", "deepseek_v3",
+    "deepseek_v32", "deepseek_v4", "dots3_note", "ernie4_5_moe", "ernie_mtp", "exaone4_5",
+    "exaone4_5_mtp", "exaone_moe", "exaone_moe_mtp", "gemma4_assistant",
+    "gemma4_unified_assistant", "glm5_next", "glm_moe_dsa", "hy_v3", "hy_v4", "inkling_mm_model",
+    "inkling_model", "intern_s2_preview", "interns2_mobius", "kimi_k3", "longcat_flash",
+    "minimax_m3_mtp", "minimax_m3_vl", "nemotron_h_mtp", "pangu_ultra_moe", "pangu_ultra_moe_mtp",
+    "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "qwen3_next_mtp",
+    "qwen4_exp", "qwen4_exp_mtp", "qwen4_exp_text", "step3p5", "step3p7",
 })  # fmt: skip
 """Model types that vLLM takes for an MTP head before it looks at the drafter's class."""
+
+_WITH_LAYERS = frozenset({"nemotron_h", "nemotron_h_puzzle"})
+"""The same, where ``num_nextn_predict_layers`` is above 0."""
 
 _ROPE = ("rope_theta", "rope_scaling", "rope_parameters")
 
@@ -89,7 +99,11 @@ def class_file(config: Mapping[str, Any]) -> str | None:
 
 def _is_mtp(config: Mapping[str, Any]) -> bool:
     kind = config.get("model_type")
-    return isinstance(kind, str) and kind in _MTP
+    if not isinstance(kind, str):
+        return False
+    layers = config.get("num_nextn_predict_layers")
+    more = type(layers) is int and layers > 0
+    return kind in MTP or (kind in _WITH_LAYERS and more)
 
 
 def no_class(folder: Folder) -> Effect:
