@@ -27,13 +27,16 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from draftprobe.cli import app
+from draftprobe.dialects.ids import KEY
 from draftprobe.errors import InputError
 from draftprobe.measure.replay import observe
+from draftprobe.report.dump import names
 from draftprobe.states.capture import Item, Plan, capture
 from draftprobe.states.dumps import FORMATS, Options, arrow, open_dump
 from draftprobe.states.dumps.identify import identify, name_by, relative_error
 from draftprobe.states.dumps.record import Slot, name_slots, settle
 from draftprobe.states.dumps.write import counted, facts_from, facts_of, write_states
+from draftprobe.states.prompts import read_tokens
 from draftprobe.states.record import open_states
 from draftprobe.states.target import load_target
 
@@ -74,7 +77,7 @@ def run(*arguments):
     done = CliRunner().invoke(app, ["states", *map(str, arguments)])
     if isinstance(done.exception, InputError):
         return 2, done.stdout, f"error: {done.exception}"
-    assert done.exception is None, done.exception
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
     return done.exit_code, done.stdout, done.stderr
 
 
@@ -639,6 +642,92 @@ def test_written_states_say_where_they_come_from(tmp_path):
     )  # fmt: skip
 
 
+def test_the_references_mask_is_taken(reference, tmp_path):
+    """vLLM's files hold the same three texts as the reference, without their masks."""
+    out = tmp_path / "out.safetensors"
+    code, told, error = run(
+        DUMPS / "vllm", "--reference", reference.path, "--out", out, "--compute", "float32"
+    )
+    assert code == 0, error
+    assert "mask: 3 of 3 sequences have one" in told
+    written = open_states(out)
+    for one in written.sequences([0]):
+        (mask,) = (m for tokens, m in requests() if torch.equal(tokens, one.tokens))
+        assert torch.equal(one.mask, mask.bool())
+    assert written.provenance.compute == "float32"
+    short = tmp_path / "short.safetensors"  # a reference of the prompts alone masks nothing
+    target = load_target(TARGET)
+    items = [Item(tuple(t.tolist()[:12]), (True,) * 12) for t, _ in requests()]
+    capture(target, items, Plan(target.structure.boundaries(), "float32", 2, 0), short)
+    code, told, _ = run(DUMPS / "vllm", "--reference", short)
+    assert "mask: 0 of 3 sequences have one" in told
+
+
+def test_ids_go_out_and_come_back_as_a_reference(reference, tmp_path):
+    """The way that the command itself names: ids out, states of them captured, slots named."""
+    out = tmp_path / "t.jsonl"
+    code, told, error = run(DUMPS / "specforge", "--tokens-out", out)
+    assert code == 0, error
+    assert "draftprobe capture TARGET --tokens" in told
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    wanted = [(tokens.tolist(), mask.int().tolist()) for tokens, mask in requests()]
+    assert [(line["input_ids"], line["loss_mask"]) for line in lines] == wanted
+    refused(DUMPS / "specforge", "--tokens-out", out, because="is not overwritten")
+    items = read_tokens(out, 100)
+    target = load_target(TARGET)
+    made = tmp_path / "r.safetensors"
+    capture(target, items, Plan(target.structure.boundaries(), "float32", 2, 0), made)
+    _, told, _ = run(DUMPS / "specforge", "--reference", made)
+    assert "h[1]: compared with the reference" in told
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_what_is_missing_is_told_at_once(tmp_path):
+    code, told, _ = run(DUMPS / "vllm")
+    assert code == 0
+    for word in ("boundaries of 4 slots", "--target with", "--mask all"):
+        assert f"missing: {word}" in told or word in told
+    last = told.splitlines()[-1]
+    assert last == (
+        f"next: draftprobe states {DUMPS / 'vllm'} --boundaries K0,K1,K2,K3 --target TARGET "
+        "--mask all --out s.safetensors"
+    )
+    words = last.removeprefix("next: draftprobe states ").replace("K0,K1,K2,K3", "0,2,3,4")
+    words = words.replace("TARGET", str(TARGET)).replace("s.safetensors", str(tmp_path / "s"))
+    code, told, error = run(*words.split())
+    assert code == 0, error
+    assert "accuracy is lower than on answers alone" in told
+    assert told.splitlines()[-1] == f"next: draftprobe replay DRAFTER --states {tmp_path / 's'}"
+    out = tmp_path / "no"
+    code, _, error = run(DUMPS / "vllm", "--out", out)
+    assert code == 2
+    assert all(word in error for word in ("--boundaries", "--target", "--mask all"))
+
+
+def test_an_engine_that_would_feed_others_comes_first(reference, tmp_path):
+    """The slots are h[1], h[2], h[3] by comparison; the config has vLLM feed h[0], h[1], h[3]."""
+    config = {"architectures": ["LlamaForCausalLMEagle3"], KEY: [0, 1, 3]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    words = [DUMPS / "specforge", "--reference", reference.path, "--target", TARGET,
+             "--draft", tmp_path, "--engine", "vllm"]  # fmt: skip
+    code, told, _ = run(*words)
+    assert code == 1
+    first = told.splitlines()[0]
+    assert first.startswith("MISMATCH: the dump holds h[1], h[2], h[3]; h[0], h[1], h[3] would be")
+    code, told, _ = run(*words, "--json")
+    assert (code, json.loads(told)["mismatch"]["served"]) == (1, [0, 1, 3])
+    (tmp_path / "config.json").write_text(json.dumps(config | {KEY: [1, 2, 3]}))
+    code, told, _ = run(*words)
+    assert (code, "MISMATCH" in told) == (0, False)
+
+
+def test_many_slots_are_one_line(reference):
+    _, told, _ = run(reference.path)
+    assert "slots 0-5  h[0]..h[4], h[N]: the states file's header" in told
+    assert not any(line.startswith("missing") for line in told.splitlines())
+    assert names(["h[0]", "h[1]", "h[3]", "unknown", "unknown"]) == "h[0], h[1], h[3], unknown"
+
+
 def test_output_ids_are_one_lower():
     code, out, error = run(DUMPS / "specforge", "--output-ids", "-1,1,2", "--json")
     assert code == 0, error
@@ -852,6 +941,25 @@ def test_arrow_beside_the_files(tmp_path):
     state["_data_files"] = [{"filename": "../../secret.arrow"}]
     (tmp_path / "d/state.json").write_text(json.dumps(state))
     with pytest.raises(InputError, match="inside the folder"):
+        open_dump(tmp_path / "d")
+
+
+def test_a_sample_that_is_not_its_row_is_left_out_as_the_trainer_does(tmp_path):
+    """speculators' train/data.py skips it with a warning; the others are read, and it is told."""
+    need_arrow()
+    shutil.copytree(DUMPS / "speculators", tmp_path / "d")
+    states = tmp_path / "d/hidden_states"
+    shutil.copy(states / "hs_0.safetensors", states / "hs_1.safetensors")
+    dump = open_dump(tmp_path / "d")
+    kept = [load_file(states / f"hs_{i}.safetensors")["token_ids"] for i in (0, 2)]
+    assert all(
+        torch.equal(one.tokens, wanted) for one, wanted in zip(dump.stream(), kept, strict=True)
+    )
+    assert len(dump) == 2
+    assert "1 of 3 sequences are left out" in dump.layout.notes[-1]
+    assert "row 1" in dump.layout.notes[-1]
+    shutil.copy(states / "hs_0.safetensors", states / "hs_2.safetensors")
+    with pytest.raises(InputError, match=r"2 are left out.*row 1.*--dataset"):
         open_dump(tmp_path / "d")
 
 

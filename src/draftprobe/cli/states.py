@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from itertools import groupby
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from draftprobe.states.dumps.identify import Match
     from draftprobe.states.dumps.record import Dump
     from draftprobe.states.dumps.write import Facts
+
+MISMATCH = 1
 
 
 def states(
@@ -44,7 +46,11 @@ def states(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The states file to write.")] = None,
     mask: Annotated[
-        str, typer.Option(help="Tokens that count: marked, trained (as its trainer did) or all.")
+        str,
+        typer.Option(
+            help="Tokens that count: marked (in the dump, else in the reference), trained (as its "
+            "trainer did) or all."
+        ),
     ] = "marked",
     source: Annotated[
         str | None, typer.Option(help="Of the text: greedy, sampled or dataset.")
@@ -56,16 +62,31 @@ def states(
     dataset: Annotated[
         Path | None, typer.Option(help="The arrow dataset beside hs_*.safetensors.")
     ] = None,
+    tokens_out: Annotated[
+        Path | None,
+        typer.Option(help="Write the token ids, for `draftprobe capture --tokens`."),
+    ] = None,
+    compute: Annotated[
+        str | None, typer.Option(help="Dtype the target ran in, if you know it.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Say what a hidden-state dump is and which boundaries it holds; write it as a states file."""
     from draftprobe.cli.progress import counted
+    from draftprobe.report.dump import PROMPTS_TOO, missing, next_step, render
     from draftprobe.states.dumps import Options, open_dump
     from draftprobe.states.dumps.identify import identify, name_by
-    from draftprobe.states.dumps.record import name_slots, settle
+    from draftprobe.states.dumps.record import GIVEN, GIVEN_IDS, name_slots, settle
+    from draftprobe.states.dumps.tokens import masked_by, write_tokens
     from draftprobe.states.dumps.write import facts_from, facts_of
     from draftprobe.states.record import open_states
 
+    repeated = {
+        "format": format, "boundaries": boundaries, "output-ids": output_ids, "draft": draft,
+        "engine": engine, "target": target, "reference": reference, "source": source,
+        "states-key": states_key or None, "tokens-key": tokens_key, "mask-key": mask_key,
+        "tokens": tokens, "dataset": dataset, "compute": compute,
+    }  # fmt: skip
     given = _given(boundaries, output_ids)
     served = _served(draft, engine, target, given)
     known = None if reference is None else open_states(reference)
@@ -75,29 +96,68 @@ def states(
     options = Options(format, keys, tokens_key, mask_key, tokens, dataset, hidden)
     with counted("states", "files") as progress:
         found = open_dump(dump, options, progress)
-    found = name_slots(found, given) if given else found
+    found = name_slots(found, given, GIVEN if boundaries else GIVEN_IDS) if given else found
     found = name_slots(found, *served) if served else found
     found = settle(found, facts.layers) if facts else found
     matches = () if known is None else identify(found, known)
     found = name_by(found, matches) if matches else found
+    if known is not None and mask == "marked" and found.masked < len(found):
+        found = masked_by(found, known)
     told = _described(found, matches, None if facts is None else facts.layers)
+    told["mismatch"] = None if served is None else _mismatch(found, *served)
+    told["missing"] = missing(told, facts is not None, mask)
+    if tokens_out is not None:
+        write_tokens(found, tokens_out)
+        told["tokens_out"] = str(tokens_out)
     if out is not None:
-        told |= {"out": str(out), "written": _write(found, out, facts, mask, source)}
-    print(json.dumps(told)) if as_json else print(*_lines(told), sep="\n")
+        written = _write(found, out, facts, Wanted(mask, source, compute), told["missing"])
+        told |= {"out": str(out), "written": written}
+        told["notes"] += [PROMPTS_TOO] if mask == "all" else []
+    told["next"] = next_step(told, repeated, mask)
+    print(json.dumps(told)) if as_json else print(*render(told), sep="\n")
+    if told["mismatch"]:
+        raise typer.Exit(MISMATCH)
 
 
-def _write(dump: Dump, out: Path, facts: Facts | None, mask: str, source: str | None) -> list[Tap]:
+def _mismatch(dump: Dump, taps: tuple[Tap, ...], how: str) -> dict[str, Any] | None:
+    """What the slots hold by comparison, where the engine would feed others; None where it agrees,
+    or where no slot is known to hold something else.
+    """
+    from draftprobe.drafter.wiring import taps_name
+
+    held = [slot.boundary for slot in dump.slots[: len(taps)]]
+    differ = [one for one, tap in zip(held, taps, strict=False) if one not in (None, tap)]
+    if not differ:
+        return None
+    names = ", ".join(slot.name for slot in dump.slots[: len(taps)])
+    text = f"MISMATCH: the dump holds {names}; {taps_name(taps)} would be fed by {how}"
+    return {"held": held, "served": list(taps), "how": how, "text": text}
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Of the states file: which tokens count, whose text it is, the target's dtype as it ran."""
+
+    mask: str
+    source: str | None
+    compute: str | None
+
+
+def _write(
+    dump: Dump, out: Path, facts: Facts | None, wanted: Wanted, missing: list[str]
+) -> list[Tap]:
     from draftprobe.cli.progress import counted
-    from draftprobe.states.dumps.write import write_states
+    from draftprobe.states.dumps.write import COUNTS, write_states
     from draftprobe.states.record import open_states
 
-    if facts is None:
-        raise InputError(
-            f"{out}: a states file names its target's layers, hidden size and vocabulary, "
-            "which the dump does not; give --target (a folder or its config.json)"
-        )
+    if wanted.mask not in COUNTS:
+        raise InputError(f"--mask: expected one of {', '.join(COUNTS)}, found {wanted.mask!r}")
+    if missing or facts is None:
+        raise InputError(f"{out}: not written. Missing are " + "; and ".join(missing))
     with counted("states", "sequences") as progress:
-        written = write_states(dump, out, facts, mask, source, progress)
+        written = write_states(
+            dump, out, facts, wanted.mask, wanted.source, progress, wanted.compute
+        )
     if not bool(open_states(out).mask.any()):
         print(
             "states: no token counts, so nothing can be replayed on this file; choose --mask all",
@@ -150,6 +210,7 @@ def _numbers(text: str) -> list[str]:
 
 
 def _described(dump: Dump, matches: tuple[Match, ...], layers: int | None) -> dict[str, Any]:
+    from draftprobe.states.dumps import own
     from draftprobe.states.dumps.record import in_words
 
     slots: list[dict[str, Any]] = [
@@ -184,7 +245,7 @@ def _described(dump: Dump, matches: tuple[Match, ...], layers: int | None) -> di
         "hidden_size": dump.hidden,
         "dtype": dump.dtype,
         "slots": slots,
-        "in_words": in_words(dump, layers),
+        "in_words": None if dump.format == own.NAME else in_words(dump, layers),
         "masked_sequences": dump.masked,
         "mask_lag": dump.layout.lag,
         "notes": list(dump.layout.notes),
@@ -194,23 +255,3 @@ def _described(dump: Dump, matches: tuple[Match, ...], layers: int | None) -> di
 def _finite(value: float) -> float | None:
     """JSON has no infinity: null, where a reference state is zero and the dump's is not."""
     return value if math.isfinite(value) else None
-
-
-def _lines(told: dict[str, Any]) -> list[str]:
-    lines = [
-        f"{told['path']}: {told['format']} ({told['producer']}), {told['sequences']:,} sequences, "
-        f"{told['tokens']:,} tokens, hidden size {told['hidden_size']}, {told['dtype']}"
-    ]
-    for _, alike in groupby(told["slots"], lambda slot: (slot["name"], slot["how"])):
-        first, *more = alike
-        last = " (last hidden)" if first["role"] == "last" else ""
-        which = f"slots {first['slot']}-{more[-1]['slot']}" if more else f"slot {first['slot']}"
-        lines.append(f"{which}  {first['name']}{last}: {first['how']}")
-    if told["in_words"]:
-        lines.append(told["in_words"])
-    lines.append(f"mask: {told['masked_sequences']:,} of {told['sequences']:,} sequences have one")
-    lines += [f"note: {note}" for note in told["notes"]]
-    if told.get("out"):
-        names = ", ".join(f"h[{tap}]" for tap in told["written"])
-        lines.append(f"wrote {told['out']}: {names}")
-    return lines

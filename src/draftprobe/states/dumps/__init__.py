@@ -13,9 +13,9 @@ from pathlib import Path
 from draftprobe.drafter.checkpoint import read_header
 from draftprobe.errors import InputError
 from draftprobe.states.dumps import own, record
-from draftprobe.states.dumps.container import Entries, entries
+from draftprobe.states.dumps.container import Entries, contents, entries
 from draftprobe.states.dumps.folder import families
-from draftprobe.states.dumps.format import Format, Options, Place
+from draftprobe.states.dumps.format import Format, LeftOut, Options, Place
 from draftprobe.states.dumps.modelopt import MODELOPT
 from draftprobe.states.dumps.plain import PLAIN
 from draftprobe.states.dumps.record import Dump
@@ -29,6 +29,10 @@ __all__ = ["FORMATS", "Dump", "Options", "open_dump"]
 _READERS = (SPECFORGE, MODELOPT, SPECULATORS, SPECULATORS_LIST, VLLM, SGLANG, PLAIN)
 """From the most telling content to the least."""
 FORMATS = (own.NAME, *(reader.name for reader in _READERS))
+RECIPE = (
+    "Any script can write one: torch.save({'input_ids': ids, 'hidden_states': states}, "
+    "'dump/0.pt') for each sequence, ids [T], states [T, n * H] in the order of the slots"
+)
 
 
 def open_dump(
@@ -54,8 +58,14 @@ def open_dump(
             return _described(path, files, reader, options, progress)
     wanted = f"a dump of format {options.format}" if options.format else "states with token ids"
     raise InputError(
-        f"{path}: expected {wanted}, found none in its files; known are {', '.join(FORMATS)}"
+        f"{path}: expected {wanted}, found {_held(path)}; known are {', '.join(FORMATS)}. {RECIPE}"
     )
+
+
+def _held(path: Path) -> str:
+    """What the first file holds, for messages."""
+    file = next(families(path))[0]
+    return f"{contents(next(entries(file), {}))} in {file.name}"
 
 
 def _is_own(path: Path) -> bool:
@@ -90,39 +100,59 @@ def _described(
     """One pass over all files: what they hold, and that they fit together."""
     kept: list[Path] = []
     lengths: list[int] = []
+    left: list[str] = []
     masked = 0
     first: tuple[record.Layout, record.Sequence] | None = None
     for number, file in enumerate(files, 1):
-        for one, place in _records(file, reader, len(lengths)):
-            read = _checked(reader.read(one, place, options), place, options.ragged)
+        before = len(lengths) + len(left)
+        for one, place, read in _read(file, reader, len(lengths) + len(left), options, left):
             if first is None:
                 first = reader.layout(one, place, options), read
             _same(first[1], read, place)
             lengths.append(len(read.tokens))
             masked += read.mask is not None
-            if file not in kept[-1:]:
-                kept.append(file)
+        if len(lengths) + len(left) > before:
+            kept.append(file)
         progress(number, len(files))
-    if first is None:
-        raise InputError(f"{path}: expected at least one sequence, found none")
+    if first is None or len(left) > len(lengths):
+        told = f"; {len(left)} are left out. {left[0]}; name the right --dataset" if left else ""
+        raise InputError(
+            f"{path}: expected sequences that can be read, found {len(lengths) or 'none'}{told}"
+        )
     layout, read = first
+    if left:
+        told = f"{len(left)} of {len(left) + len(lengths)} sequences are left out: {left[0]}"
+        layout = replace(layout, notes=(*layout.notes, told))
     if len(kept) < len(files):
         held = set(kept)
-        left = next(file.name for file in files if file not in held)
-        told = f"{len(files) - len(kept)} files are of another format and left out, such as {left}"
+        other = next(file.name for file in files if file not in held)
+        told = f"{len(files) - len(kept)} files are left out, such as {other}: no states in them"
         layout = replace(layout, notes=(*layout.notes, told))
 
     def stream() -> Iterator[record.Sequence]:
-        index = 0
+        index, out = 0, []
         for file in kept:
-            for one, place in _records(file, reader, index):
-                yield _checked(reader.read(one, place, options), place, options.ragged)
+            for _, _, one in _read(file, reader, index + len(out), options, out):
+                yield one
                 index += 1
 
     return Dump(
         path, reader.name, reader.producer, layout, read.slots[0].shape[-1], read.dtype,
         tuple(lengths), masked, stream,
     )  # fmt: skip
+
+
+def _read(
+    file: Path, reader: Format, index: int, options: Options, left: list[str]
+) -> Iterator[tuple[Entries, Place, record.Sequence]]:
+    """The sequences of a file with their records; ``left`` gets why one is left out."""
+    for one, place in _records(file, reader, index):
+        try:
+            read = reader.read(one, place, options)
+        except LeftOut as why:
+            left.append(str(why))
+            continue
+        yield one, place, _checked(read, place, options.ragged)
 
 
 def _records(file: Path, reader: Format, index: int) -> Iterator[tuple[Entries, Place]]:

@@ -6,8 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from draftprobe.errors import InputError
 from draftprobe.states.dumps.container import Entries
 from draftprobe.states.dumps.record import Layout, Sequence
+
+
+class LeftOut(InputError):
+    """Why a sequence is left out, as its producer's own trainer does; the others are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +60,8 @@ class Format:
         producer: who writes it.
         matches: whether a record's entries are of this format.
         layout: what the format says of its slots, from one record.
-        read: one record as a sequence; raises InputError where it is malformed.
+        read: one record as a sequence; raises InputError where it is malformed, LeftOut where its
+            trainer would skip it.
     """
 
     name: str

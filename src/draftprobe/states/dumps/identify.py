@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from draftprobe.drafter.wiring import Tap, tap_name
 from draftprobe.errors import InputError
-from draftprobe.states.dumps.record import GIVEN, Dump, Sequence, Slot
+from draftprobe.states.dumps.record import GIVEN, GIVEN_IDS, Dump, Sequence, Slot
 from draftprobe.states.record import States
 
 if TYPE_CHECKING:
@@ -215,10 +215,10 @@ def _named(dump: Dump, slot: Slot, match: Match) -> Slot:
         told = "" if slot.boundary is None else "not confirmed: "
         return replace(slot, how=f"{slot.how}; {told}{match}")
     if slot.boundary not in (None, found):
-        if slot.how == GIVEN:
+        if slot.how in (GIVEN, GIVEN_IDS):
             raise InputError(
-                f"{dump.path}: expected {slot.name} as {GIVEN} says, found {tap_name(found)}: "
-                f"{match}; leave {GIVEN} out to take what the comparison finds"
+                f"{dump.path}: expected {slot.name} as {slot.how} says, found {tap_name(found)}: "
+                f"{match}; leave {slot.how} out to take what the comparison finds"
             )
         told = f"{_COMPARED}: {match}; NOT {slot.name}, as by {slot.how}"
         return Slot(slot.role, found, told)

@@ -122,7 +122,7 @@ class Dump:
         return replace(self, layout=replace(self.layout, slots=slots))
 
 
-GIVEN = "--boundaries"
+GIVEN, GIVEN_IDS = "--boundaries", "--output-ids"
 """How a boundary is known that a person gave."""
 
 

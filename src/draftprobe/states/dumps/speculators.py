@@ -22,7 +22,7 @@ from draftprobe.states.dumps.container import (
     states_of,
     tokens_of,
 )
-from draftprobe.states.dumps.format import Format, Options, Place
+from draftprobe.states.dumps.format import Format, LeftOut, Options, Place
 from draftprobe.states.dumps.record import Layout, Sequence, Slot
 
 if TYPE_CHECKING:
@@ -98,9 +98,9 @@ def _mask(tokens: torch.Tensor, place: Place, options: Options) -> torch.Tensor 
         return None
     row = open_dataset(folder).row(number)
     if tokens_of(row["input_ids"], folder).tolist() != tokens.tolist():
-        raise InputError(
+        raise LeftOut(
             f"{place}: expected the tokens of row {number} of {folder}, found others; the trainer "
-            "skips such a sample; move it away or name the right --dataset"
+            "skips such a sample"
         )
     return mask_of(row["loss_mask"], f"{folder} row {number}")
 

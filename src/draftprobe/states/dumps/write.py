@@ -117,14 +117,24 @@ def write_states(
     count: str,
     source: str | None,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    compute: str | None = None,
 ) -> tuple[Tap, ...]:
     """Write the known boundaries of ``dump``; they are returned. Never overwrites.
+
+    Args:
+        dump: an open dump.
+        out: the new file.
+        facts: of the target.
+        count: see :func:`counted`.
+        source: of the text: a word of ``SOURCES``; None takes the format's, else ``dataset``.
+        progress: called with sequences done, of all.
+        compute: dtype that the target ran in; None for not known, which no dump says.
 
     Raises:
         InputError: an aux slot is unknown, the target does not fit, or ``out`` exists.
     """
     taps = _taps(dump, out)
-    _check(dump, out, facts, source)
+    _check(dump, out, facts, source, compute)
     folder = Path(tempfile.mkdtemp(prefix=out.name + ".", suffix=".parts", dir=out.parent))
     try:
         parts: list[Path] = []
@@ -140,7 +150,7 @@ def write_states(
         if not parts:
             raise InputError(f"{dump.path}: every sequence is shorter than 2 tokens")
         whole = folder / "whole"
-        merge_parts(parts, whole, _provenance(dump, facts, sequences, source))
+        merge_parts(parts, whole, _provenance(dump, facts, sequences, source, compute))
         _check_free(out)
         os.replace(whole, out)
     finally:
@@ -164,12 +174,14 @@ def _taps(dump: Dump, out: Path) -> dict[Tap, int]:
     return taps
 
 
-def _check(dump: Dump, out: Path, facts: Facts, source: str | None) -> None:
+def _check(dump: Dump, out: Path, facts: Facts, source: str | None, compute: str | None) -> None:
     if facts.hidden != dump.hidden:
         raise InputError(
             f"{dump.path}: expected states of hidden size {facts.hidden}, as {facts.model} has, "
             f"found {dump.hidden}; is it another target's dump?"
         )
+    if compute is not None and compute not in _STORED:
+        raise InputError(f"--compute: expected one of {', '.join(_STORED)}, found {compute!r}")
     if source is not None and source not in SOURCES:
         raise InputError(f"--source: expected one of {', '.join(SOURCES)}, found {source!r}")
     if dump.format == own.NAME:
@@ -227,7 +239,9 @@ def _write_part(
     save_file(tensors, part)
 
 
-def _provenance(dump: Dump, facts: Facts, sequences: int, source: str | None) -> Provenance:
+def _provenance(
+    dump: Dump, facts: Facts, sequences: int, source: str | None, compute: str | None
+) -> Provenance:
     packages = ("draftprobe", "torch", "safetensors")
     return Provenance(
         source=source or dump.layout.source or "dataset",
@@ -238,7 +252,7 @@ def _provenance(dump: Dump, facts: Facts, sequences: int, source: str | None) ->
         hidden_size=facts.hidden,
         vocab_size=facts.vocabulary,
         dtype=dump.dtype if dump.dtype in _STORED else "float32",
-        compute="unknown",
+        compute=compute or "unknown",
         batch=0,
         template=None,
         kinds=("",) * sequences,
