@@ -50,8 +50,9 @@ from draftprobe.states.record import States, open_states
 from draftprobe.states.target import embedding_table, final_norm, head_table, text_config
 
 STEPS = 3
-BLOCKS = 4  # of 16 sequences, that one case sees
-TOKENS = 512  # of its sequences, that its search of the taps scores
+BLOCKS = 5  # of 16 sequences, that one case sees
+CHAINS = 16  # of each sequence
+TOKENS = 320  # of its sequences, that its search of the taps scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ class Subject:
     def __post_init__(self) -> None:
         """One bench over all sequences; cases see some of its blocks."""
         served = Served(self.truth.taps, self.truth, self.parts, self.rope)
-        every = Sample(sequences=len(self.states), chains=8)
+        every = Sample(sequences=len(self.states), chains=CHAINS)
         self.whole = Bench(self.drafter, self.parts, self.states, STEPS, every)
         self.asked = Questions(self.drafter, self.states, served, Limits(), 0)
         self.facts = facts_of(self.drafter, self.parts, self.states.provenance.layers, self.rope)
@@ -134,7 +135,7 @@ class Shared(Questions):
         if key not in subject.pools:
             if len(subject.pools) > 8:
                 subject.pools.pop(next(iter(subject.pools)))
-            subject.pools[key] = Pool(self.wired(key), self.states, limits=Limits(tokens=4096))
+            subject.pools[key] = Pool(self.wired(key), self.states, limits=Limits(tokens=2048))
         pool = subject.pools[key]
         if (key, self.seed) not in subject.searches:
             order = sample(pool, self.seed)

@@ -48,7 +48,7 @@ class Sample:
     """How much text a bench takes: ``chains`` of each of at most ``sequences``, by ``seed``."""
 
     sequences: int = 64
-    chains: int = 8
+    chains: int = 12
     seed: int = 0
 
 
@@ -119,6 +119,7 @@ class Bench:
         self.replays = 0
         self._parts: dict[tuple[Wiring, int], Part] = {}
         self._fused: dict[tuple, torch.Tensor] = {}
+        self._joined: dict[tuple[Wiring, int], tuple[Observations, torch.Tensor]] = {}
 
     @property
     def sequences(self) -> int:
@@ -134,7 +135,7 @@ class Bench:
         """A bench of some of the blocks, in this order; what is replayed is shared."""
         other = copy.copy(self)
         other._order = tuple(self._order[number] for number in numbers)
-        other.looks, other.replays = _looks(len(other._order)), 0
+        other.looks, other.replays, other._joined = _looks(len(other._order)), 0, {}
         return other
 
     def members(self) -> list[int]:
@@ -155,7 +156,13 @@ class Bench:
         Raises:
             InputError: something is not at hand, or scores that are NaN or infinite.
         """
+        return self._look(wiring, look)[0]
+
+    def _look(self, wiring: Wiring, look: int | None) -> tuple[Observations, torch.Tensor]:
+        """Observations of some blocks, and s of their tokens [k, n]."""
         numbers = self._order[:look]
+        if (wiring, len(numbers)) in self._joined:
+            return self._joined[wiring, len(numbers)]
         missing = [n for n in numbers if (wiring, n) not in self._parts]
         if missing:
             drafter = rewire(self.drafter, wiring, self.parts)
@@ -168,7 +175,9 @@ class Bench:
             name: torch.cat([getattr(part, name) for part in parts], dim=-1)
             for name in Part.__slots__
         }
-        return Observations(**joined, whole=False, source=self.states.provenance.source)
+        seen = Observations(**joined, whole=False, source=self.states.provenance.source)
+        self._joined[wiring, len(numbers)] = seen, _worth(seen, self.drafter.shape.vocabulary)
+        return self._joined[wiring, len(numbers)]
 
     @torch.inference_mode()
     def _replay(self, drafter: Drafter, scorer: Scorer, number: int) -> Part:
@@ -181,15 +190,14 @@ class Bench:
 
     def score(self, wiring: Wiring, look: int | None = None) -> float:
         """Nats per chain."""
-        o = self.observed(wiring, look)
-        return float(_worth(o, self._vocabulary).sum() / o.valid[0].sum().clamp(min=1))
+        o, worth = self._look(wiring, look)
+        return float(worth.sum() / o.valid[0].sum().clamp(min=1))
 
     def duel(self, first: Wiring, second: Wiring, look: int | None = None) -> Duel:
         """``second`` less ``first``; positive where the second is likelier."""
-        a, b = self.observed(first, look), self.observed(second, look)
+        (a, before), (b, after) = self._look(first, look), self._look(second, look)
         both = a.valid & b.valid  # [k, n]
-        size = self._vocabulary
-        differences = ((_worth(b, size) - _worth(a, size)) * both).sum(0)  # [n]
+        differences = ((after - before) * both).sum(0)  # [n]
         gain = ratio(a.sums(differences), a.sums(both[0]))
         accepted = expected_difference(_valid(a, both), _valid(b, both))
         same = bool((differences.abs() < _SAME).all())
@@ -214,10 +222,6 @@ class Bench:
     def summary(self, wiring: Wiring, label: str) -> Summary:
         """The wiring's rates on every block."""
         return summarise(self.observed(wiring), label)
-
-    @property
-    def _vocabulary(self) -> int:
-        return self.drafter.shape.vocabulary
 
 
 def _valid(o: Observations, both: torch.Tensor) -> Observations:
