@@ -478,12 +478,19 @@ def test_two_faults_in_two_slots(reference, first, second):
     assert set(ids(found)) == {a, b}
 
 
-@pytest.mark.parametrize("name", ["scaled", "normalised"])
+@pytest.mark.parametrize("name", ["scaled", "normalised", "rotated"])
 def test_a_fault_one_row_late(reference, name):
     change, identifier = PAIRED[name]
     found = said(reference, dump(each(lambda h: late(change(h)))))
     assert set(ids(found)) == {identifier, "W115"}
     assert [slot.shift for slot in found.slots] == [1, 1, 1]
+
+
+def test_rows_of_a_normalised_slot_are_followed(reference):
+    planted = one(2, lambda h: two_exchanged(rms(h)))
+    assert ids(said(reference, dump(planted))) == ["W120", "E103"]
+    found = said(reference, dump(one(2, lambda h: h @ orthogonal())))
+    assert any(entry.what == "the rows of slot 2 one by one" for entry in found.not_evaluated)
 
 
 def test_the_branch_alone_and_late(reference):

@@ -22,6 +22,7 @@ from draftprobe.diagnose.compare.found import (
     gains,
     name_of,
     unit,
+    when,
 )
 from draftprobe.diagnose.compare.products import boundary_rows
 from draftprobe.diagnose.compare.view import Candidate, Ranked, View
@@ -77,9 +78,15 @@ def rotated(view: View) -> Found | None:
     residual^2 = |X|^2 + |H|^2 - 2 |X^T H|_* over rows of length 1 (orthogonal Procrustes); the
     nuclear norm follows from the Gram matrices, as the trace of (A^1/2 B A^1/2)^1/2.
     """
-    x, chosen = view.rows(MOST_ROWS)
+    tried = (_rotated(view, shift) for shift in (0, 1, -1))
+    return next((found for found in tried if found is not None), None)
+
+
+def _rotated(view: View, shift: int) -> Found | None:
+    x, chosen = view.rows(MOST_ROWS, shift)
     if len(x) < MANY_ROWS:
         return None
+    chosen = [(number, rows - shift) for number, rows in chosen]
     gram, size = _gram(x), x.norm(dim=-1)
     errors: list[tuple[float, Candidate]] = []
     for tap in view.products.taps:
@@ -88,17 +95,17 @@ def rotated(view: View) -> Found | None:
         apart = _off(gram - _gram(h)).norm() / _off(gram).norm().clamp(min=1e-30)
         errors.append((max(float(longer), float(apart)), Candidate(tap)))
     errors.sort(key=lambda one: one[0])
-    ranked = Ranked(tuple((c, 0) for _, c in errors), tuple(e for e, _ in errors))
+    ranked = Ranked(tuple((c, shift) for _, c in errors), tuple(e for e, _ in errors))
     if not clear(view, ranked) or len(ranked) < 2:
         return None
     candidate = errors[0][1]
     residual = _procrustes(gram, _gram(view.boundary(candidate.tap, chosen)))
-    straight = view.at(view.exact, candidate, 0)
+    straight = view.at(view.exact, candidate, shift)
     if straight < NOISY or residual > accept(view, candidate):
         return None  # the vectors nearly agree: noise, not another basis
     told = (
-        f"has the lengths and angles of {name_of(candidate)} among {len(x)} tokens (Gram matrices "
-        f"differ by {ranked.errors[0]:.1e}, the next boundary's by {ranked.errors[1]:.1e}; "
+        f"has the lengths and angles of {name_of(candidate)}{when(shift)} among {len(x)} tokens "
+        f"(Gram matrices differ by {ranked.errors[0]:.1e}, the next boundary's by {ranked.errors[1]:.1e}; "
         f"{residual:.1e} left after the best orthogonal map), and other vectors (they err by "
         f"{straight:.2f}): a change of basis"
     )

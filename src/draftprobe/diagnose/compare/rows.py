@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import torch
 
-from draftprobe.diagnose.compare.found import ACCEPT, Found
+from draftprobe.diagnose.compare.found import ACCEPT, Found, unit
 from draftprobe.diagnose.compare.products import boundary_rows, shifted
 from draftprobe.states.record import States
 
@@ -22,7 +22,7 @@ LOOK = 2 * ACCEPT
 """A row that errs more is looked for elsewhere."""
 MOST_LOST, MOST_STRAYS = 1024, 64
 """Rows of one sequence that are looked for in it, and rows of a slot looked for in all others."""
-FOLLOWED = ("identity", "scaled", "branch", "rows", "imprecise")
+FOLLOWED = ("identity", "scaled", "normalised", "branch", "rows", "imprecise")
 """Treatments that can be undone row by row."""
 
 
@@ -89,6 +89,8 @@ def expected(reference: States, number: int, found: Found) -> torch.Tensor:
     if found.treatment == "branch":
         assert isinstance(found.boundary, int)
         h = h - boundary_rows(reference, number, found.boundary - 1, count)
+    if found.treatment == "normalised":
+        h = unit(h)
     return h * (1.0 if found.scale is None else found.scale)
 
 

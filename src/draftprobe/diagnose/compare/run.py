@@ -16,6 +16,7 @@ from draftprobe.diagnose.compare.findings import Pair, Wanted, judge, made, unju
 from draftprobe.diagnose.compare.floor import Floors, by_dtype, measured
 from draftprobe.diagnose.compare.found import Found
 from draftprobe.diagnose.compare.record import Comparison, RunnerUp, SlotReport
+from draftprobe.diagnose.compare.rows import FOLLOWED
 from draftprobe.diagnose.verdict import NotEvaluated
 from draftprobe.drafter.wiring import Tap, check_taps, taps_name
 from draftprobe.errors import InputError
@@ -202,6 +203,12 @@ def _not_evaluated(
                 "the reference's tokens go on otherwise, or not at all",
             )
     for pair in pairs:
+        what = pair.found
+        if what.boundary is not None and what.treatment not in FOLLOWED:
+            yield NotEvaluated(
+                f"the rows of slot {pair.slot} one by one",
+                "what was done to them cannot be undone without its weights",
+            )
         odd = pair.served.check.odd
         if odd:
             yield NotEvaluated(

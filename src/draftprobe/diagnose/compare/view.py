@@ -167,16 +167,20 @@ class View:
         around = (last,) if tap == "N" else (tap - 1, tap + 1)
         return all(k in self.products.taps for k in around if 0 <= k <= last)
 
-    def rows(self, most: int) -> tuple[torch.Tensor, list[tuple[int, torch.Tensor]]]:
+    def rows(
+        self, most: int, shift: int = 0
+    ) -> tuple[torch.Tensor, list[tuple[int, torch.Tensor]]]:
         """Up to ``most`` rows that are not the first of a sequence, float32 [R, H], spread over
-        the parts; and which they are: the part's number and its rows.
+        the parts; and which they are: the part's number and its rows. Rows t - ``shift`` are
+        there and no first ones either.
         """
         each = -(-most // len(self.parts))
         chosen: list[tuple[int, torch.Tensor]] = []
         for number, part in enumerate(self.parts):
-            count = min(each, part.rows - 1)
+            first, last = 1 + max(shift, 0), part.rows - 1 + min(shift, 0)
+            count = min(each, last - first + 1)
             if count > 0:
-                chosen.append((number, torch.linspace(1, part.rows - 1, count).long()))
+                chosen.append((number, torch.linspace(first, last, count).long()))
         chosen = [(number, rows[self._finite(number, rows)]) for number, rows in chosen]
         x = [self.parts[number].slots[self.slot, rows].float() for number, rows in chosen]
         return torch.cat(x), chosen
