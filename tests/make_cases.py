@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 from synthetic import write_safetensors
 
+from draftprobe.drafter.wiring import Rope, eagle3, to_json
+
 FOLDER = Path(__file__).parent / "cases"
 
 HIDDEN, HEADS, INNER, DRAFT, VOCABULARY, LAYERS = 8, 2, 8, 20, 40, 12
@@ -215,6 +217,13 @@ def no_final_norm(config, tensors):
 
 
 config("W315", num_attention_heads=4)
+
+
+@case("W317")
+def a_table_cast_with_the_weights(config, tensors):
+    tensors["d2t"] = tensors["d2t"].astype(np.float32)
+
+
 config("W401", "--trainer", "unknown", rope_theta=10000.0)
 config("W402", "--trainer", "unknown", rope_scaling={"type": "linear", "factor": 4.0})
 config("W403", "--trainer", "unknown", partial_rotary_factor=0.5)
@@ -232,6 +241,11 @@ def beyond_half(config, tensors):
     wide = tensors["fc.weight"].astype(np.float32)
     wide[0, 0] = 70000.0
     tensors["fc.weight"] = wide
+
+
+@case("W506", "--deep")
+def a_dead_slot(config, tensors):
+    tensors["fc.weight"][:, HIDDEN : 2 * HIDDEN] = 0
 
 
 config("S101", target_hidden_size=4)
@@ -255,7 +269,12 @@ def rope_outside_the_layer(config, tensors):
 config("S106", eagle_config={IDS: [1, 5, 8], "use_aux_hidden_state": False})
 
 
-TWINS = {"S105": "healthy-speculators", "W114": "healthy-at-top"}
+@case("S108")
+def an_edited_config(config, tensors):
+    """Its golden file lies in the folder: it was trained on h[2], h[6], h[10]."""
+
+
+TWINS = {"S105": "healthy-speculators", "S108": "healthy-golden", "W114": "healthy-at-top"}
 """id -> twin, where ``healthy`` cannot be it."""
 
 TWIN_OPTIONS = {"W113": ("--engine", "tensorrt_llm", "--wanted", "2,6,9")}
@@ -290,6 +309,13 @@ def write_folder(folder, config, tensors):
     write_safetensors(folder / "model.safetensors", tensors)
 
 
+def write_golden(folder, taps):
+    """The header of a golden file, which is all that an inspection reads."""
+    facts = {"wiring": to_json(eagle3(taps, Rope(500000.0))), "vocabulary": VOCABULARY}
+    header = json.dumps({"__metadata__": {"draftprobe-golden": json.dumps(facts)}}).encode()
+    (folder / "golden.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+
+
 def write_all(root):
     """All folders under ``root``, which must not hold them yet."""
     write_folder(root / "healthy", CONFIG, weights())
@@ -306,6 +332,9 @@ def write_all(root):
         config, tensors = deepcopy(CONFIG), weights()
         change(config, tensors)
         write_folder(root / identifier, config, tensors)
+    write_folder(root / "healthy-golden", CONFIG, weights())
+    write_golden(root / "healthy-golden", (2, 6, 9))
+    write_golden(root / "S108", (2, 6, 10))
     (root / "W307" / "histogram.json").write_text(json.dumps(counts | {"10": 84}) + "\n")
     swapped = deepcopy(TOKENIZER)
     swapped["model"]["vocab"] |= {"t5": 6, "t6": 5}

@@ -6,6 +6,8 @@ answers before torch would have loaded.
 
 import os
 import sys
+from errno import ELOOP, ENAMETOOLONG
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -28,6 +30,7 @@ from draftprobe.cli import (
     train,
 )
 from draftprobe.errors import InputError
+from draftprobe.report.text import clean
 
 __all__ = ["app", "main"]
 
@@ -75,24 +78,35 @@ app.command()(env.env)
 
 def main() -> None:
     """Run the command line and end the process; exceptions become exit codes here alone."""
+    for stream in (sys.stdout, sys.stderr):  # names in files may hold what no encoding has
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except InputError as error:
         _end(BAD_INPUT, f"error: {error}")
+    except OSError as error:
+        if error.errno not in (ENAMETOOLONG, ELOOP):
+            _end_badly(error)
+        _end(BAD_INPUT, f"error: {str(error.filename)[:80]}: {error.strerror}; check the path")
     except SystemExit as end:
         if end.code == INTERRUPTED:  # what typer makes of a KeyboardInterrupt
             _end(INTERRUPTED, "interrupted")
         raise
     except Exception as error:
-        told = f"internal error: {type(error).__name__}: {error}"
-        _end(INTERNAL_ERROR, f"{told}; the traceback lies in {_keep_traceback()}")
+        _end_badly(error)
     finally:
         _flush()
 
 
 def _end(code: int, message: str) -> NoReturn:
-    print(" ".join(message.splitlines()), file=sys.stderr)
+    print(clean(" ".join(message.splitlines())), file=sys.stderr)
     sys.exit(code)
+
+
+def _end_badly(error: Exception) -> NoReturn:
+    told = f"internal error: {type(error).__name__}: {error}"
+    _end(INTERNAL_ERROR, f"{told}; the traceback lies in {_keep_traceback()}")
 
 
 def _keep_traceback() -> Path:

@@ -40,6 +40,7 @@ _STATIC: dict[str, tuple[str, str | None]] = {
     "W313": ("tensors of no known layout", None),
     "W314": ("tensors that a drafter needs are missing", None),
     "W315": ("shapes that do not fit the config", None),
+    "W317": ("a vocabulary table of another form", "vocabulary"),
     "W401": ("rope theta unlike the target's", "rope"),
     "W402": ("rope scaling unlike the target's", "rope"),
     "W403": ("rotated share of the head unlike the target's", "rope"),
@@ -47,12 +48,14 @@ _STATIC: dict[str, tuple[str, str | None]] = {
     "W405": ("the rope theta in the config is not what training used", "rope"),
     "W501": ("NaN or infinity in the weights", None),
     "W502": ("weights beyond half precision", None),
+    "W506": ("fc, or a slot of it, is zero", "taps"),
     "S101": ("hidden sizes of drafter and target do not fit", None),
     "S102": ("vocabularies of drafter and target do not fit", None),
     "S103": ("tokenizers of drafter and target differ", None),
     "S104": ("this engine refuses the folder", None),
     "S105": ("a key that this engine does not honour", None),
     "S106": ("capture of states is switched off", None),
+    "S108": ("the golden file says another wiring than the config", None),
 }
 
 STATIC = tuple(_STATIC)

@@ -11,7 +11,16 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from draftprobe.diagnose.checks import belonging, engines, norms, rope, taps, tensors, vocabulary
+from draftprobe.diagnose.checks import (
+    belonging,
+    engines,
+    golden,
+    norms,
+    rope,
+    taps,
+    tensors,
+    vocabulary,
+)
 from draftprobe.diagnose.checks.answers import Answer, Judged, answers, sort
 from draftprobe.diagnose.checks.catalogue import finding
 from draftprobe.diagnose.checks.facts import facts
@@ -165,6 +174,7 @@ def inspect(asked: Asked) -> Inspection:
     alike = _deep(subject, asked, findings, open_points)
     _check_wanted(subject, asked)
     judged = Judged(subject, meaning_of(subject, claims), asked.wanted, alike, other)
+    findings += golden.check(subject, judged.meaning)
     served = _served(subject, asked, open_points)
     answered = sort(a for one in served for a in answers(judged, *one))
     if asked.engines:

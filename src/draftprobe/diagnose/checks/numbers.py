@@ -1,6 +1,7 @@
 """Checks that read every weight: NaN and infinity, half precision, own table against the target's.
 
-Streams in pieces of a few MiB, so that a checkpoint larger than memory passes. No torch.
+Streams in pieces of a few MiB, so that a checkpoint larger than memory passes. No torch, except for
+a pickle folder.
 """
 
 from __future__ import annotations
@@ -30,7 +31,11 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Alike:
-    """An own table against the target's: rows compared, how many are equal, mean cosine."""
+    """An own table against the target's: rows compared, how many are equal, mean cosine.
+
+    The target's numbers are rounded to the drafter's dtype first: a bfloat16 copy of a float32
+    table is a copy.
+    """
 
     name: str
     rows: int
@@ -39,9 +44,9 @@ class Alike:
 
 
 def check(subject: Subject, progress: Progress) -> tuple[list[Finding], list[NotEvaluated]]:
-    """W501 and W502 over every float tensor; ``progress(done, total)`` counts MiB."""
+    """W501 and W502 over every float tensor, W506; ``progress(done, total)`` counts MiB."""
     infos = list(subject.checkpoint.tensors.values())
-    readable = [info for info in infos if info.dtype in _STORED and not info.pickled]
+    readable = [info for info in infos if info.dtype in _STORED]
     total, done = sum(info.size for info in readable), 0
     bad: dict[str, int] = {}
     large: dict[str, float] = {}
@@ -61,17 +66,40 @@ def check(subject: Subject, progress: Progress) -> tuple[list[Finding], list[Not
     if large:
         told = ", ".join(f"{name} (up to {most:.4g})" for name, most in sorted(large.items()))
         found.append(finding("W502", f"{told}: infinite once cast to float16, whose end is 65504"))
+    found += _dead_slots(subject)
     left = sorted({i.dtype for i in infos if i.dtype.startswith("F")} - set(_STORED))
     out = [NotEvaluated("numbers", f"weights of {', '.join(left)} are not read")] if left else []
-    if any(info.pickled and info.dtype in _STORED for info in infos):
-        out.append(NotEvaluated("numbers", "weights in a pickle are not streamed"))
     return found, out
+
+
+def _dead_slots(subject: Subject) -> Iterator[Finding]:
+    """W506: fc, or the columns of one slot, all zero."""
+    import numpy as np
+
+    from draftprobe.diagnose.checks.taps import slots
+
+    count = slots(subject)
+    info = subject.checkpoint.info(subject.file_name("fc.weight")) if count else None
+    if not count or info is None or info.dtype not in _STORED or not info.size:
+        return
+    width, most = info.shape[1], np.zeros(count)
+    step = max(1, _PIECE // (4 * width))
+    for first in range(0, info.shape[0], step):
+        rows = np.abs(_rows(info, first, min(first + step, info.shape[0]), width))
+        most = np.maximum(most, rows.reshape(len(rows), count, -1).max(axis=(0, 2)))
+    dead = [slot for slot, largest in enumerate(most) if largest == 0]
+    if dead:
+        which = "all of it is" if len(dead) == count else f"the columns of slots {dead} are"
+        yield finding("W506", f"{info.name} {list(info.shape)}: {which} zero, of {count} slots")
 
 
 def pieces(info: TensorInfo, first: int = 0, last: int | None = None) -> Iterator[np.ndarray]:
     """A tensor's numbers ``first`` to ``last`` as float32 (float64 as such), flat, in pieces."""
     import numpy as np
 
+    if info.pickled:
+        yield from _pickled(info, first, last)
+        return
     kind = _STORED[info.dtype]
     width = int(kind[-1])
     left = ((info.size // width) if last is None else last) - first
@@ -86,6 +114,40 @@ def pieces(info: TensorInfo, first: int = 0, last: int | None = None) -> Iterato
                 yield (raw.astype("<u4") << 16).view("<f4")
             else:
                 yield raw if info.dtype == "F64" else raw.astype("<f4")
+
+
+def _pickled(info: TensorInfo, first: int, last: int | None) -> Iterator[np.ndarray]:
+    """:func:`pieces` of a pickle's tensor; ``first`` and ``last`` are rows' ends."""
+    import torch
+
+    from draftprobe.drafter.checkpoint import pieces as of_torch
+    from draftprobe.drafter.checkpoint import read_tensor
+
+    if last is None:
+        parts: Iterator[torch.Tensor] = of_torch(info, _PIECE)
+    else:
+        width = info.shape[1]
+        parts = iter([read_tensor(info, (first // width, last // width))])
+    for part in parts:
+        flat = part.reshape(-1)
+        yield (flat if flat.dtype == torch.float64 else flat.float()).numpy()
+
+
+def _rounded(values: np.ndarray, dtype: str) -> np.ndarray:
+    """Float32 or float64 numbers as they are once stored in ``dtype``, to nearest, ties to even."""
+    import numpy as np
+
+    if dtype == "F64":
+        return values
+    single = values.astype("<f4")
+    if dtype == "F16":
+        with np.errstate(over="ignore"):
+            return single.astype("<f2").astype("<f4")
+    if dtype != "BF16":
+        return single
+    bits = single.view("<u4").astype(np.uint64)
+    upper = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16 << 16
+    return np.where(np.isfinite(single), upper.astype("<u4").view("<f4"), single)
 
 
 def _extremes(values: np.ndarray) -> tuple[int, float]:
@@ -114,7 +176,7 @@ def compare(subject: Subject, target: Checkpoint, progress: Progress) -> dict[st
         other = _theirs(target, name)
         if other is None:
             out[name] = "the target's folder holds no such tensor"
-        elif not {own.dtype, other.dtype} <= set(_STORED) or own.pickled or other.pickled:
+        elif not {own.dtype, other.dtype} <= set(_STORED):
             out[name] = f"{own.dtype} against {other.dtype} is not compared"
         elif own.shape[1:] != other.shape[1:]:
             out[name] = f"{list(own.shape)} against {list(other.shape)}"
@@ -157,6 +219,7 @@ def _alike(own: TensorInfo, other: TensorInfo, ids: Any, progress: Progress) -> 
             b = _rows(other, first, last, width)
         else:
             b = _gathered(other, ids[first:last], width)
+        b = _rounded(b, own.dtype)
         equal += int((a == b).all(axis=1).sum())
         size = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
         total += float(((a * b).sum(axis=1) / np.where(size > 0, size, 1)).sum())

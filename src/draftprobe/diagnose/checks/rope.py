@@ -7,6 +7,7 @@ trained and served with the default of 10000. No engine is known here.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf
 from typing import Any
 
 from draftprobe.diagnose.checks.catalogue import finding
@@ -61,13 +62,13 @@ def short(subject: Subject) -> str | None:
 def theta(config: dict[str, Any]) -> float | None:
     """``rope_parameters.rope_theta``, else ``rope_theta``, None where neither is a number."""
     value = _parameters(config).get("rope_theta", config.get("rope_theta"))
-    return float(value) if isinstance(value, int | float) and type(value) is not bool else None
+    return _number(value)
 
 
 def partial(config: dict[str, Any]) -> float | None:
     """Rotated share of each head, None where the config does not say."""
     value = _parameters(config).get("partial_rotary_factor", config.get("partial_rotary_factor"))
-    return float(value) if isinstance(value, int | float) and type(value) is not bool else None
+    return _number(value)
 
 
 def scaling(config: dict[str, Any]) -> dict[str, Any]:
@@ -78,8 +79,18 @@ def scaling(config: dict[str, Any]) -> dict[str, Any]:
     if kind in (None, "default"):
         return {}
     kept = {k: v for k, v in items.items() if k not in _NOT_SCALING and v is not None}
-    numbers = {k: float(v) if type(v) is int else v for k, v in kept.items()}
+    numbers = {k: _number(v) if type(v) is int else v for k, v in kept.items()}
     return {"type": kind} | numbers
+
+
+def _number(value: Any) -> float | None:
+    """A number as float; infinity for an integer beyond all floats, None for no number."""
+    if not isinstance(value, int | float) or type(value) is bool:
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return inf
 
 
 def _parameters(config: dict[str, Any]) -> dict[str, Any]:

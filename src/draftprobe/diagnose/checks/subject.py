@@ -5,7 +5,8 @@ Opens, reads d2t and t2d, and nothing else of the weights. No torch (a pickle fo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from draftprobe.drafter.checkpoint import Checkpoint
@@ -38,6 +39,7 @@ class Subject:
         target: what its config says, None if it was not given.
         trained: the wiring that its trainer meant, None where that is not known.
         trainer: a name of ``trainers.TRAINERS``.
+        odd: ``d2t`` or ``t2d`` -> what was found where a vector of integers was expected.
     """
 
     checkpoint: Checkpoint
@@ -48,6 +50,7 @@ class Subject:
     target: Target | None = None
     trained: Wiring | None = None
     trainer: str = "unknown"
+    odd: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def where(self) -> str:
@@ -103,7 +106,7 @@ def subject_of(
     """Flatten the config and read the two vocabulary tables.
 
     Raises:
-        InputError: d2t or t2d is no vector of integers, or a count is beyond any drafter.
+        InputError: a count is beyond any drafter.
     """
     config = layer_config(checkpoint.config)
     for key in _COUNTS:
@@ -114,7 +117,8 @@ def subject_of(
                     f"{checkpoint.folder / 'config.json'}: expected {key} of at most {_MOST}, "
                     f"found {str(value)[:40]}; is it a drafter's config?"
                 )
-    d2t, t2d = (_table(checkpoint, layout, name) for name in ("d2t", "t2d"))
+    odd: dict[str, str] = {}
+    d2t, t2d = (_table(checkpoint, layout, name, odd) for name in ("d2t", "t2d"))
     return Subject(
         checkpoint,
         layout,
@@ -124,21 +128,22 @@ def subject_of(
         target,
         trained,
         trainer,
+        odd,
     )
 
 
-def _table(checkpoint: Checkpoint, layout: Layout, name: str) -> np.ndarray | None:
-    """A vocabulary table as numpy reads it, without torch."""
+def _table(
+    checkpoint: Checkpoint, layout: Layout, name: str, odd: dict[str, str]
+) -> np.ndarray | None:
+    """A vocabulary table as numpy reads it, without torch; one of another form is noted in odd."""
     if name not in layout.sources:
         return None
     import numpy as np
 
     info = checkpoint.info(layout.sources[name].name)
     if info.dtype not in _INTEGERS or len(info.shape) != 1 or info.size > _MAX_TABLE:
-        raise InputError(
-            f"{info.file}: expected {info.name!r} to be a vector of integers, found {info.dtype} "
-            f"{list(info.shape)}; is it a table of another kind under this name?"
-        )
+        odd[name] = f"{info.name} is {info.dtype} {list(info.shape)}"
+        return None
     if info.pickled:
         return checkpoint.read(info.name).numpy()
     with info.file.open("rb") as file:

@@ -23,10 +23,17 @@ _TELLING = 16
 
 
 def check(subject: Subject) -> Iterator[Finding]:
-    """W301 to W306 and W308."""
+    """W301 to W306, W308 and W317."""
     draft, vocabulary = subject.draft_vocabulary, subject.vocabulary
+    for told in subject.odd.values():
+        yield finding("W317", f"{told}: expected a vector of integers, one for each token")
     if subject.d2t is None:
-        if draft is not None and vocabulary is not None and draft < vocabulary:
+        if (
+            "d2t" not in subject.odd
+            and draft is not None
+            and vocabulary is not None
+            and draft < vocabulary
+        ):
             yield finding(
                 "W301",
                 f"the head has {draft} rows, the target {vocabulary} tokens, and there is no d2t: "
