@@ -16,6 +16,7 @@ from draftprobe.cli import main
 from draftprobe.dialects.ids import KEY
 from draftprobe.dialects.rope_keys import read_rope
 from draftprobe.dialects.trainers import claims, doubts, parse, recognise
+from draftprobe.drafter import golden
 from draftprobe.drafter.checkpoint import open_checkpoint
 from draftprobe.drafter.layout import layout_of
 from draftprobe.drafter.wiring import Rope, difference, eagle3, from_json, to_json
@@ -508,3 +509,71 @@ def test_replay_asks_whose_folder_it_is(tmp_path, monkeypatch, capsys):
         told[version] = json.loads(capsys.readouterr().out)["steps"]
     assert told["before-879"][0] == told["since-879"][0]
     assert told["before-879"][1] != told["since-879"][1]
+
+
+def test_replay_takes_the_ids_of_speculators_and_asks_for_others(tmp_path, monkeypatch, capsys):
+    """At top level speculators' ids are boundaries; nested ones of nobody's may be either."""
+    taps = (0, 2, 3)
+    monkeypatch.setattr(tiny, "TAPS", taps)
+    made = tiny.drafter(taps=taps, embedding="own")
+    tokens = torch.arange(12) % tiny.SHAPE.vocabulary
+    h = {tap: torch.randn(11, tiny.SHAPE.target_hidden) for tap in taps}
+    tiny.save_states(tmp_path / "states", [(tokens, torch.ones(12, dtype=torch.bool), h)] * 2)
+    draft = tiny.save_drafter(tmp_path / "draft", made)
+    config = json.loads((draft / "config.json").read_text())
+
+    def run(change, *more):
+        (draft / "config.json").write_text(json.dumps(config | change))
+        words = ["draftprobe", "replay", str(draft), "--states", str(tmp_path / "states"), *more]
+        monkeypatch.setattr("sys.argv", words)
+        with pytest.raises(SystemExit) as end:
+            main()
+        return end.value.code or 0, *capsys.readouterr()
+
+    code, given, _ = run({}, "--taps", "0,2,3")
+    assert code == 0
+    assert "taps by --taps; every token counts, prompts too" in given
+    ours = {"speculators_model_type": "eagle3", KEY: list(taps)}
+    code, out, _ = run(ours)
+    assert code == 0
+    assert f"taps by {KEY} in config.json (speculators: boundaries)" in out
+    assert out.splitlines()[:-1] == given.splitlines()[:-1]
+    mark = {"draftprobe_convert": {"to": "specforge", KEY: list(taps)}}
+    code, out, _ = run(mark | {"norm_output": None})
+    assert (code, "taps by draftprobe_convert" in out) == (0, True)
+    for change, because in (
+        ({"eagle_config": {KEY: [0, 1, 2]}}, "not certain (eagle_config."),
+        (ours | {"draftprobe_convert": {"to": "speculators", KEY: [1, 2, 3]}}, "several choices"),
+        (mark | {"norm_output": None, "eagle_config": {KEY: [1, 2, 3]}}, "several choices"),
+        ({}, "config.json names none"),
+    ):
+        code, out, error = run(change)
+        assert (code, out) == (2, "")
+        assert because in error
+        assert "give --taps" in error
+        assert f"draftprobe inspect {draft}" in error
+
+
+def test_replay_tells_of_a_config_that_says_otherwise_than_the_golden_file(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(tiny, "TAPS", (0, 2, 3))
+    made = tiny.drafter(taps=(0, 2, 3), embedding="own")
+    h = {tap: torch.randn(11, tiny.SHAPE.target_hidden) for tap in (0, 2, 3)}
+    tokens = torch.arange(12)
+    tiny.save_states(tmp_path / "states", [(tokens, torch.ones(12, dtype=torch.bool), h)] * 2)
+    draft = tiny.save_drafter(tmp_path / "draft", made)
+    states = torch.cat([h[tap] for tap in (0, 2, 3)], -1)
+    golden.write(golden.make(made, tokens, states, 2), draft)
+    words = ["draftprobe", "replay", str(draft), "--states", str(tmp_path / "states")]
+    for changed, told in (({}, ""), ({KEY: [1, 2, 3], "norm_before_residual": True}, "means h[1]")):
+        config = json.loads((draft / "config.json").read_text()) | changed
+        (draft / "config.json").write_text(json.dumps(config))
+        monkeypatch.setattr("sys.argv", words)
+        with pytest.raises(SystemExit) as end:
+            main()
+        out, error = capsys.readouterr()
+        assert (end.value.code or 0, "taps by golden.safetensors" in out) == (0, True)
+        assert told in error
+        assert bool(error) == bool(told)
+        assert ("residual normed" in error) == bool(told)

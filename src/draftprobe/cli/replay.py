@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +12,7 @@ import typer
 from draftprobe.errors import InputError
 
 if TYPE_CHECKING:
+    from draftprobe.drafter.checkpoint import Checkpoint
     from draftprobe.drafter.wiring import Wiring
     from draftprobe.measure.interval import Estimate
     from draftprobe.measure.summary import Summary
@@ -24,7 +26,10 @@ def replay(
         Path | None, typer.Option(help="The target's folder, for its embedding table.")
     ] = None,
     taps: Annotated[
-        str | None, typer.Option(help="Such as 0,3,16; else as the drafter was trained.")
+        str | None,
+        typer.Option(
+            help="Such as 0,3,16; else by golden.safetensors, else by ids that are certain."
+        ),
     ] = None,
     trainer: Annotated[
         str | None,
@@ -41,7 +46,6 @@ def replay(
     from draftprobe.cli.progress import check_device, counted
     from draftprobe.dialects.trainers import wiring_of
     from draftprobe.drafter.checkpoint import open_checkpoint
-    from draftprobe.drafter.golden import read
     from draftprobe.drafter.model import load_drafter
     from draftprobe.drafter.wiring import parse_taps, taps_name
     from draftprobe.measure.replay import observe
@@ -50,11 +54,11 @@ def replay(
 
     check_device(device)
     checkpoint = open_checkpoint(draft)
-    if taps is None:
-        wiring = read(draft).wiring
-    else:
-        wiring = wiring_of(checkpoint, parse_taps(taps), trainer)
     recorded = open_states(states)
+    if taps is None:
+        wiring, how = _trained(checkpoint, trainer, recorded.provenance.layers)
+    else:
+        wiring, how = wiring_of(checkpoint, parse_taps(taps), trainer), "--taps"
     recorded.require(wiring.taps)
     tables = _tables(wiring, recorded, target)
     drafter = load_drafter(checkpoint, wiring, *tables).to(device)
@@ -64,9 +68,31 @@ def replay(
     if as_json:
         import json
 
-        print(json.dumps(summary.to_json()))
+        print(json.dumps(summary.to_json() | {"taps_from": how}))
         return
-    print(*_lines(summary), sep="\n")
+    print(*_lines(summary, how, bool(recorded.mask.all())), sep="\n")
+
+
+def _trained(checkpoint: Checkpoint, trainer: str | None, layers: int) -> tuple[Wiring, str]:
+    """The wiring as trained and by what it is known: the golden file, else certain ids."""
+    from draftprobe.dialects.meant import GOLDEN, against_golden, certain_taps
+    from draftprobe.dialects.trainers import wiring_of
+    from draftprobe.drafter.golden import read
+    from draftprobe.drafter.layout import layout_of
+
+    folder = checkpoint.folder
+    if (folder / GOLDEN).is_file():
+        wiring = read(folder).wiring
+        for told in against_golden(checkpoint, layout_of(checkpoint), wiring, None):
+            print(f"replay: {folder}: {told}", file=sys.stderr)
+        return wiring, GOLDEN
+    taps, why = certain_taps(checkpoint, layers)
+    if taps is None:
+        raise InputError(
+            f"{folder}: which boundaries it was trained on is not known: {why}; give --taps, such "
+            f"as 2,15,27. `draftprobe inspect {folder}` shows how each list may be read"
+        )
+    return wiring_of(checkpoint, taps, trainer), why
 
 
 def _tables(wiring: Wiring, states: States, target: Path | None) -> tuple[Any, Any]:
@@ -88,7 +114,9 @@ def _tables(wiring: Wiring, states: States, target: Path | None) -> tuple[Any, A
     return table, head_table(folder) if wiring.head == "target" else None
 
 
-def _lines(summary: Summary) -> Iterator[str]:
+def _lines(summary: Summary, how: str, every: bool) -> Iterator[str]:
+    from draftprobe.report.dump import PROMPTS_TOO
+
     steps = len(summary.steps)
     yield (
         f"replayed {summary.label}: {summary.sequences} sequences, {summary.tokens:,} tokens, "
@@ -113,6 +141,7 @@ def _lines(summary: Summary) -> Iterator[str]:
         figures = (_number(estimate) for estimate in bucket.top1)
         rows.append((f"{bucket.first}-{bucket.last}", *figures, _spread(first), f"{first.n:,}"))
     yield from _aligned(rows)
+    yield f"taps by {how}" + (f"; {PROMPTS_TOO}" if every else "")
 
 
 def _acceptance(summary: Summary) -> str:

@@ -11,7 +11,7 @@ from draftprobe.dialects.families import family_of, text_part
 from draftprobe.dialects.ids import default_taps
 from draftprobe.dialects.keys import count
 from draftprobe.dialects.recognise import Recognised, recognise
-from draftprobe.dialects.trainers import claims, parse
+from draftprobe.dialects.trainers import TapClaim, claims, parse
 from draftprobe.drafter.checkpoint import Checkpoint, read_json
 from draftprobe.drafter.layout import Layout, layout_of
 from draftprobe.drafter.wiring import Tap, Wiring, check_taps, difference, taps_name
@@ -147,11 +147,18 @@ def _claimed(
     )
 
 
+def _may_mean(claim: TapClaim, taps: tuple[int, ...]) -> bool:
+    """Whether a list names these boundaries under some rule; the engine's order may be another."""
+    return any(
+        read and sorted(read) == sorted(taps) for read in (claim.as_output, claim.as_boundary)
+    )
+
+
 def certain_taps(checkpoint: Checkpoint, layers: int | None) -> tuple[tuple[Tap, ...] | None, str]:
     """The boundaries that a config names beyond doubt, and by what; None and why where it does not.
 
     Certain are the mark of our own conversion and the top-level list of speculators, which hands it
-    to vLLM as it stands. They have to agree where both stand.
+    to vLLM as it stands. Every other list has to be readable as the same boundaries.
     """
     who = recognise(checkpoint, layout_of(checkpoint)).name
     found = claims(checkpoint, layers)
@@ -161,11 +168,13 @@ def certain_taps(checkpoint: Checkpoint, layers: int | None) -> tuple[tuple[Tap,
         if claim.meant is not None
         and (claim.level == "mark" or (who, claim.level) == ("speculators", "top"))
     }
-    if len(sure) == 1:
+    odd = [claim for claim in found if not any(_may_mean(claim, taps) for taps in sure)]
+    if len(sure) == 1 and not odd:
         [(taps, key)] = sure.items()
         return taps, f"{key} in config.json ({who}: boundaries)"
-    if len(sure) > 1:
-        said = " and ".join(f"{key} {taps_name(taps)}" for taps, key in sure.items())
-        return None, f"config.json names two choices: {said}"
+    if sure:
+        said = [f"{key} {taps_name(taps)}" for taps, key in sure.items()]
+        said += [f"{claim.key} {list(claim.ids)}" for claim in odd]
+        return None, f"config.json names several choices: {' and '.join(said)}"
     said = ", ".join(f"{claim.key} {list(claim.ids)}" for claim in found)
     return None, f"what it names is not certain ({said})" if said else "config.json names none"

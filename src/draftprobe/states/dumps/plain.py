@@ -110,12 +110,12 @@ def _by_token(value: Any, where: str, tokens: int) -> torch.Tensor:
     if states.dim() != 3:
         return states
     first, second = (states.shape[axis] in (tokens, tokens - 1) for axis in (0, 1))
-    if first and second:
+    if first and second and states.shape[1] > 1:
         raise InputError(
             f"{where}: either axis of states {tuple(states.shape)} may be that of the {tokens} "
             "tokens; write them as [T, n * H], or leave so short a sequence out"
         )
-    return states.transpose(0, 1) if second else states
+    return states.transpose(0, 1) if second and not first else states
 
 
 def _tokens(record: Entries, place: Place, options: Options) -> torch.Tensor:
