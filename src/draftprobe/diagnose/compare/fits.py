@@ -105,9 +105,9 @@ def _rotated(view: View, shift: int) -> Found | None:
         return None  # the vectors nearly agree: noise, not another basis
     told = (
         f"has the lengths and angles of {name_of(candidate)}{when(shift)} among {len(x)} tokens "
-        f"(Gram matrices differ by {ranked.errors[0]:.1e}, the next boundary's by {ranked.errors[1]:.1e}; "
-        f"{residual:.1e} left after the best orthogonal map), and other vectors (they err by "
-        f"{straight:.2f}): a change of basis"
+        f"(Gram matrices differ by {ranked.errors[0]:.1e}, the next boundary's by "
+        f"{ranked.errors[1]:.1e}; {residual:.1e} left after the best orthogonal map), and other "
+        f"vectors (they err by {straight:.2f}): a change of basis"
     )
     return found_in(view, ranked, "rotated", told)
 
