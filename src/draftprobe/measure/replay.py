@@ -312,13 +312,14 @@ class Scorer:
 
     def _score(self, o: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         logits = self._drafter.logits(o.float())  # [m, D]
-        total = logits.logsumexp(-1)
+        best, draft = logits.max(-1)
+        label = self._labels[wanted]
+        picked = logits.gather(-1, label.clamp(min=0)[:, None])[:, 0]
+        total = best + logits.sub_(best[:, None]).exp_().sum(-1).log()  # in place: D is large
         if not torch.isfinite(total).all():
             raise InputError(
                 "the drafter's scores are NaN or infinite; replay it in float32, and check that "
                 "the states are of its target"
             )
-        label = self._labels[wanted]
-        likely = logits.gather(-1, label.clamp(min=0)[:, None])[:, 0] - total
-        likely = likely.masked_fill(label < 0, torch.nan)
-        return self._ids[logits.argmax(-1)] == wanted, likely
+        likely = (picked - total).masked_fill(label < 0, torch.nan)
+        return self._ids[draft] == wanted, likely
