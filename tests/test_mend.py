@@ -293,6 +293,22 @@ def test_mend_that_is_unsafe_says_so_where_it_writes(run_folder, draftprobe, tmp
     assert f"written: {path} (UNSAFE, not proved to help; nothing else in" in out
 
 
+def test_mend_for_an_engine_that_refuses_the_folder_says_so_first(run_folder, draftprobe, tmp_path):
+    from make_cases import CONFIG, weights, write_folder
+
+    draft = tmp_path / "other"
+    write_folder(draft, CONFIG | {"architectures": ["Eagle3DraftModel"]}, weights())
+    folder = run_folder(drafter=str(draft), layers=12, wanted=(2, 6, 9))
+    _, out, _ = draftprobe("mend", folder, "--engine", "sglang")
+    assert out.startswith("REFUSES  sglang@0.5.23 does not load this folder: SGLang has no drafter")
+    _, out, _ = draftprobe("mend", folder, "--engine", "sglang", "--json")
+    assert "Eagle3DraftModel" in json.loads(out)["refused"]
+    write_folder(tmp_path / "good", CONFIG, weights())
+    folder = run_folder(drafter=str(tmp_path / "good"), layers=12, wanted=(2, 6, 9))
+    _, out, _ = draftprobe("mend", folder, "--engine", "sglang")
+    assert out == "sglang@0.5.23: nothing to change: sglang@0.5.23 feeds h[2], h[6], h[9] already\n"
+
+
 def test_mend_of_a_drafters_folder_names_the_way_from_files(run_folder, draftprobe, tmp_path):
     run_folder()
     code, out, err = draftprobe("mend", tmp_path / "draft", "--engine", "sglang")

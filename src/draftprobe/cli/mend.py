@@ -19,6 +19,7 @@ def mend(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show the change to the drafter's config that mends its taps for one engine."""
+    from draftprobe.diagnose.checks.mends import refusal
     from draftprobe.diagnose.mend import (
         check_unchanged,
         mend,
@@ -33,6 +34,7 @@ def mend(
     check_unchanged(verdict, wanted, text)
     mended = mend(text, wanted, reader)
     change, written = mended.mend, None
+    refused = refusal(wanted.drafter, reader, wanted.family, wanted.layers)
     if write and mended.text is None:
         raise InputError(f"--write: no config to write: {change.note}")
     if write and mended.text is not None and change.diff:
@@ -41,8 +43,12 @@ def mend(
         import json
         from dataclasses import asdict
 
-        print(json.dumps({"mend": asdict(change), "written": written and str(written)}))
+        told = {"mend": asdict(change), "refused": refused or None}
+        print(json.dumps(told | {"written": written and str(written)}))
         return
+    if refused:
+        print(f"REFUSES  {reader} does not load this folder: {refused}")
+        print(f"what to do: draftprobe inspect {wanted.drafter} --target T --engine {reader}")
     if change.diff:
         print(change.diff, end="")
         print(f"{'safe' if change.safe else 'UNSAFE'} for {reader}: {change.note}")

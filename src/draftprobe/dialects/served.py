@@ -72,8 +72,9 @@ def _told(
     refused = [effect.text for effect in effects if effect.did == "refuses"]
     if refused:
         return None, ["refuses it: " + "; ".join(refused)]
-    if reading.taps is None:
-        return None, [reading.problem]
+    unknown = [effect.text for effect in effects if effect.did == "is not known"]
+    if reading.taps is None or unknown:
+        return None, [reading.problem or unknown[0]]
     changed = [effect.text for effect in effects if _changes(effect, meant)]
     if reading.taps == meant.taps:
         return reading.taps, changed

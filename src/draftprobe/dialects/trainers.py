@@ -330,6 +330,8 @@ def _claim(
     if exported and checkpoint.config.get("model_type") == "kimi_k2":
         rule, why = None, "TorchSpec's export for vLLM adds 1 to the ids of kimi_k2, or does not"
     meant = {"output": output, "boundary": boundary, None: None}[rule]
+    if rule is not None and meant is None:
+        why += f"; that cannot be here, as the target has {layers} layers"
     return TapClaim(key, level, ids, output, boundary, meant, why)
 
 

@@ -74,7 +74,7 @@ def _short(text: str, verbose: bool) -> str:
 
 def _answers(found: Inspection) -> Iterator[str]:
     """What is wrong with the files, whoever serves them; then a line for each engine."""
-    told = {identifier for answer in found.answers for identifier in answer.findings}
+    told = {identifier for answer in found.answers for identifier in answer.findings} | {"W113"}
     ids = [f for f in found.findings if not found.accused or f.id not in told]
     if ids:
         others = list(dict.fromkeys(f.id for f in ids if f.id != ids[0].id))

@@ -8,12 +8,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from draftprobe.diagnose.checks.engines import refusals
 from draftprobe.diagnose.mend import Wanted, diff_of, feeds, mend
 from draftprobe.diagnose.verdict import Mend
+from draftprobe.dialects.reading import Target
+from draftprobe.drafter.checkpoint import open_checkpoint
 from draftprobe.drafter.json_text import set_member
+from draftprobe.drafter.layout import layer_config, layout_of
+from draftprobe.errors import InputError
 
 if TYPE_CHECKING:
     from draftprobe.diagnose.checks.subject import Subject
@@ -55,6 +60,31 @@ def mends(order: Order, engines: Sequence[Engine]) -> list[Mend]:
             name = f"config.{engine.name}.json"
             out[engine] = replace(alone, diff=diff_of(order.text, text, name))
     return list(out.values())
+
+
+def refusal(folder: Path, engine: Engine, family: str, layers: int) -> str:
+    """Why an engine does not load a drafter's folder whatever its taps; empty where it does, and
+    where the folder cannot be opened.
+    """
+    try:
+        checkpoint = open_checkpoint(folder)
+        layout = layout_of(checkpoint)
+    except InputError:
+        return ""
+    config = layer_config(checkpoint.config)
+    sizes = [config.get(key) for key in ("target_hidden_size", "hidden_size", "vocab_size")]
+    wide, hidden, vocabulary = (n if type(n) is int and n > 0 else 0 for n in sizes)
+    target = Target(family, layers, wide or hidden, vocabulary, {}, "")
+    found = [
+        effect.text
+        for effect in refusals(engine.effects(checkpoint, layout, target))
+        if effect.subject in _BY_KEY
+    ]
+    return found[0] if found and engine.age != "older" else ""
+
+
+_BY_KEY = ("architectures", "draft_vocab_size", "fc.weight", "model_type")
+"""Subjects of refusals that no size of the target decides."""
 
 
 def _changed(order: Order, engine: Engine, text: str) -> tuple[Mend | None, str | None]:
