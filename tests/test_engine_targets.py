@@ -12,9 +12,10 @@ from types import SimpleNamespace
 
 import pytest
 from engine_loops import captured_by_vllm
-from engine_sources import lifted, vllm_python, vllm_source
+from engine_sources import lifted, vllm_python, vllm_source, wheel  # noqa: F401 - a fixture
+from sglang_loops import captured_by_sglang
 
-from draftprobe.dialects import vllm, vllm_config
+from draftprobe.dialects import sglang, vllm, vllm_config
 from draftprobe.dialects.engines import parse_engine
 from draftprobe.dialects.ids import KEY, Spelling, Unspellable
 from draftprobe.dialects.reading import Target
@@ -286,3 +287,73 @@ def test_vllms_own_override_makes_an_mtp_head_of_these_model_types():
             hf.text_config = hf
             made = override(hf).architectures
             assert (made != config["architectures"]) == (vllm_config.class_file(config) is None)
+
+
+# SGLang: its setters and loops, out of its wheels.
+
+LOOP_ELSEWHERE = {"qwen3_moe": "qwen2_moe", "qwen2_5_vl": "qwen2"}
+SETTER_ELSEWHERE = {"llama4": "llama"}
+
+
+@pytest.mark.parametrize("ids", [(1, 3, 5), (-1, 2, 6), (0, 2, 6), (2, 5, 7), (2, 5, 8), (3, 1, 6)])
+@pytest.mark.parametrize(
+    ("version", "file"),
+    [(version, file) for version, files in sglang.LOOPED.items() for file in sorted(files)],
+)
+def test_sglangs_own_setter_and_loop_capture_what_is_read(wheel, version, file, ids):  # noqa: F811
+    loop = wheel(version, f"models/{LOOP_ELSEWHERE.get(file, file)}")
+    setter = wheel(version, f"models/{SETTER_ELSEWHERE.get(file, file)}")
+    try:
+        collectors = wheel(version, "layers/aux_hidden_states")
+    except KeyError:
+        collectors = ""
+    inner = loop if file in LOOP_ELSEWHERE else ""
+    try:
+        fed = captured_by_sglang(loop, setter, ids, 8, inner, collectors)
+    except (IndexError, RuntimeError, TypeError):
+        fed = ()
+    family = sglang._TABLE[file][0][0]
+    config = {"eagle_config": {KEY: list(ids)}}
+    [reading] = parse_engine(f"sglang@{version}").readings(config, target(family, 8))
+    assert reading.taps == (fed if len(fed) == 3 else None)
+    assert reading.rule.how == "executed"
+
+
+@pytest.mark.parametrize("version", sorted(sglang.EXECUTED))
+@pytest.mark.parametrize(
+    ("family", "file", "name", "base"),
+    [
+        ("mistral", "mistral", "MistralForCausalLM", "LlamaForCausalLM"),
+        ("ministral3", "ministral3", "Ministral3ForCausalLM", "LlamaForCausalLM"),
+        ("internlm3", "llama", "InternLM3ForCausalLM", "LlamaForCausalLM"),
+        ("phi3", "llama", "Phi3ForCausalLM", "LlamaForCausalLM"),
+        ("glm_moe_dsa", "glm4_moe", "GlmMoeDsaForCausalLM", "DeepseekV2ForCausalLM"),
+        ("llama4_text", "llama4", "Llama4ForCausalLM", "LlamaForCausalLM"),
+    ],
+)
+def test_sglangs_families_that_inherit_have_no_setter_of_their_own(
+    wheel,  # noqa: F811
+    version,
+    family,
+    file,
+    name,
+    base,
+):
+    tree = ast.parse(wheel(version, f"models/{file}"))
+    [cls] = [n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == name]
+    assert [n.id for n in cls.bases] == [base]
+    assert not any(isinstance(n, ast.FunctionDef) and "capture" in n.name for n in cls.body)
+    [reading] = parse_engine(f"sglang@{version}").readings({}, target(family))
+    assert reading.taps == (2, 15, 27)
+
+
+def test_what_of_sglang_was_read_alone_says_so():
+    for version, file, family in (
+        ("0.5.23", "longcat_flash", "longcat_flash"),
+        ("0.5.13", "qwen3", "qwen3"),
+        ("0.5.12.post1", "qwen3_moe", "qwen3_moe"),
+        ("0.5.17", "llama", "llama"),
+    ):
+        assert file not in sglang.LOOPED.get(version, ())
+        [reading] = parse_engine(f"sglang@{version}").readings({}, target(family))
+        assert reading.rule.how == "read"

@@ -116,10 +116,29 @@ _TABLE: dict[str, tuple[tuple[str, ...], tuple[_Period, ...]]] = {
     "qwen3_vl": (("qwen3_vl_text",), (_Period("0.5.11", _PLUS_ONE),)),
 }  # fmt: skip
 
+INHERITED = {
+    "glm_moe_dsa": ("deepseek_v2", "deepseek_v2"),
+    "internlm3": ("llama", "llama"),
+    "ministral3": ("llama", "ministral3"),
+    "mistral": ("llama", "mistral"),
+}
+"""Families whose class inherits setter and loop: whose, and its own file; opened from 0.5.12.post1
+on."""
+
+
+def _since(periods: tuple[_Period, ...], first: str) -> tuple[_Period, ...]:
+    """The periods from a version on."""
+    before = [p for p in periods if version_key(p.since) <= version_key(first)]
+    return (replace(before[-1], since=first), *periods[len(before) :])
+
+
 FAMILIES: dict[str, tuple[_Period, ...]] = {
     family: tuple(replace(period, file=file) for period in periods)
     for file, (families, periods) in _TABLE.items()
     for family in families
+} | {
+    family: tuple(replace(p, file=file) for p in _since(_TABLE[base][1], "0.5.12.post1"))
+    for family, (base, file) in INHERITED.items()
 }
 """The rule's history by target family."""
 
@@ -206,17 +225,40 @@ def spell(taps: tuple[Tap, ...], family: str, layers: int, version: str) -> Spel
 
 
 def rule_of(period: _Period, version: str) -> Rule:
-    """The record of where a rule comes from, as it is printed."""
+    """The record of where a rule comes from, as it is printed.
+
+    Executed where this version's own setter and loop over the layers were run for this file.
+    """
     later = version_key(version) > version_key(READ)
+    ran = _LOOP_OF.get(period.file, period.file) in LOOPED.get(version, ())
     return Rule(
         text=period.reading,
         source=f"srt/models/{period.file}.py, since sglang {period.since} or before",
-        how="inferred" if later else "executed" if version in EXECUTED else "read",
+        how="inferred" if later else "executed" if ran else "read",
     )
 
 
-EXECUTED = frozenset({"0.5.12.post1", "0.5.13", READ})
-"""Versions whose own functions tests/test_dialects.py runs."""
+_LOOP_OF = {"kimi_k25": "deepseek_v2", "ministral3": "llama", "mistral": "llama"}
+"""Files that pass the list on, or inherit all of it."""
+
+_OLDER = frozenset({
+    "apertus", "bailing_moe", "deepseek_v2", "exaone_moe", "glm4_moe", "gpt_oss", "llama", "llama4",
+    "longcat_flash", "minimax_m2", "qwen2", "qwen2_5_vl", "qwen3_vl",
+})  # fmt: skip
+LOOPED: dict[str, frozenset[str]] = {
+    "0.5.12.post1": _OLDER,
+    "0.5.13": _OLDER | {"glm4_moe_lite"},
+    READ: frozenset({
+        "apertus", "bailing_moe", "deepseek_v2", "exaone_moe", "glm4_moe", "glm4_moe_lite",
+        "gpt_oss", "llama", "llama4", "minimax_m2", "qwen2", "qwen2_5_vl", "qwen2_moe", "qwen3",
+        "qwen3_moe", "qwen3_next",
+    }),
+}  # fmt: skip
+"""Files whose own setter and loop tests/test_engine_targets.py runs over stand-ins for the layers,
+by version. Of other files the setter alone was run, or nothing: what they capture was read."""
+
+EXECUTED = frozenset(LOOPED)
+"""Versions whose wheels the tests open, to run functions of the engine's own."""
 
 
 def _captured_by_default(layers: int) -> tuple[int, ...]:
