@@ -212,6 +212,11 @@ FAULTS = {  # name: planted, findings, what the slots are called
         [(0, "identity", 0), (3, "identity", 0), (16, "identity", 1)],
     ),
     "permuted": (each(permuted), ["E103"], [(tap, "rows", 0) for tap in WANTED]),
+    "permuted, the noisiest": (
+        each(permuted, (0, 3, "N")),
+        ["W101", "E103"],
+        [(tap, "rows", 0) for tap in (0, 3, "N")],
+    ),
     "two exchanged": (each(two_exchanged), ["E103"], [(tap, "identity", 0) for tap in WANTED]),
     "dropped late": (
         each(lambda h: dropped(h, 12)),
@@ -337,7 +342,7 @@ def test_all_rows_late_by_many(reference):
     found = said(reference, dump(each(lambda h: late(h, 5))))
     assert ids(found) == ["W115", "E103"]  # E103: five rows of zeros in each sequence
     assert "15 rows of zeros" in found.findings[1].evidence
-    assert "(3 by 5 rows;" in found.findings[0].evidence
+    assert "late in 3 of its sequences by 5 rows" in found.findings[0].evidence
 
 
 def test_one_sequence_late_among_others(reference):
@@ -345,7 +350,7 @@ def test_one_sequence_late_among_others(reference):
         return [h[0], late(h[3]) if sequence == 2 else h[3], h[16]]
 
     (finding,) = [f for f in said(reference, dump(planted)).findings if f.id == "W115"]
-    assert "(1 by 1 row;" in finding.evidence
+    assert "late in 1 of its sequences by 1 row" in finding.evidence
     assert "sequence 2" in finding.evidence
 
 

@@ -279,8 +279,10 @@ def _shift(pair: Pair) -> str | None:
     if pair.found.shift != wanted and not (check.stayed and _ordered(pair)):
         return pair.found.told + _error(pair)
     if check.shifts:
-        by = ", ".join(f"{n} by {d} row{'s' * (abs(d) > 1)}" for d, n in check.shifts.items())
-        return f"comes late in some sequences ({by}; early where negative){_where(pair, 'shifted')}"
+        by = ", ".join(
+            f"{n} of its sequences by {d} row{'s' * (abs(d) > 1)}" for d, n in check.shifts.items()
+        )
+        return f"comes late in {by} (early where negative){_where(pair, 'shifted')}"
     return None
 
 

@@ -136,6 +136,11 @@ def seek(check: RowCheck, reference: States, found: Found, numbers: Iterable[int
     check.strays.clear()
 
 
+def _fitting(limit: float, error: float) -> float:
+    """Up to where another row fits: within the noise, and far better than the one in its place."""
+    return min(limit / 2, error / 4)
+
+
 def _count(check: RowCheck, kind: str, rows: torch.Tensor, sequence: int) -> None:
     count = int(rows.sum())
     if count:
@@ -154,7 +159,7 @@ def _follow(
     late = shift
     for index, t in enumerate(lost):
         least = float(apart[index].min())
-        if least > min(limit, float(error[t])) / 4:
+        if least > _fitting(limit, float(error[t])):
             continue
         fits = (apart[index] <= 2 * least + 1e-6).nonzero().flatten().tolist()
         source[t] = min(fits, key=lambda row: abs(row - (t - late)))  # equal tokens, equal rows
@@ -162,7 +167,7 @@ def _follow(
     left = [t for t in lost if t not in source]
     check.odd += len(left)
     for t in left[: MOST_STRAYS - len(check.strays)]:
-        check.strays.append(Stray(sequence, t, x[t].clone(), min(limit, float(error[t])) / 4))
+        check.strays.append(Stray(sequence, t, x[t].clone(), _fitting(limit, float(error[t]))))
     check.stayed += sum(t == row for t, row in source.items())
     if source:
         good = _along(x, c, error, source, shift, limit)
