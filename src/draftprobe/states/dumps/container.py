@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import pickle
 import tempfile
 import warnings
 import zipfile
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     import torch
 
 SUFFIXES = (".safetensors", ".ckpt", ".ckpt.gz", ".pt", ".pth", ".npy", ".json", ".jsonl")
-MOST_JSON = 512 << 20
+MOST_JSON, MOST_PICKLE = 512 << 20, 16 << 20
+"""Of a pickle: what is read number by number, some seconds for so much; tensors are mapped."""
 MOST_UNPACKED, MOST_RATIO = 8 << 30, 100
 METADATA = "__metadata__"
 ARRAY = "array"
@@ -83,11 +85,16 @@ def _pickle(path: Path, named: Path) -> Iterator[Entries]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of odd pickle protocols: what is read is checked
             data = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except pickle.UnpicklingError:  # torch's own text says how to run the code all the same
+        raise InputError(
+            f"{named}: expected tensors in plain containers, found something that only code could "
+            "build; it was not run: save it again as a dictionary of tensors"
+        ) from None
     except Exception as error:  # a malformed pickle raises nearly any kind; each is bad input
         first = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise InputError(
-            f"{named}: cannot be read as tensors in plain containers (nothing else is loaded, "
-            f"since other pickles may run code): {first}"
+            f"{named}: expected a complete file of torch.save with tensors in plain containers: "
+            f"{first}"
         ) from None
     listed = isinstance(data, list | tuple) and data and all(type(one) is dict for one in data)
     for record in data if listed else [data if isinstance(data, dict) else {ARRAY: data}]:
@@ -106,6 +113,12 @@ def _stored(path: Path, named: Path, size: int) -> None:
             f"{named}: expected a file of torch.save (1.6 or newer), found another format or half "
             f"a file: {error}"
         ) from None
+    for info in infos:
+        if info.filename.endswith(".pkl") and info.file_size > MOST_PICKLE:
+            raise InputError(
+                f"{named}: expected names and token ids of at most {MOST_PICKLE >> 20} MiB beside "
+                f"the tensors, found {info.file_size >> 20}; save ids as tensors, not as lists"
+            )
     packed = any(info.compress_type != zipfile.ZIP_STORED for info in infos)
     if packed or sum(info.file_size for info in infos) > size:
         raise InputError(
@@ -292,5 +305,7 @@ def _kind(value: Any) -> str:
     if hasattr(value, "shape"):
         return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
     if isinstance(value, list | tuple) and value:
-        return f"{type(value).__name__} of {len(value)}, the first {_kind(value[0])}"
+        first = value[0]  # which may be the list itself
+        kind = type(first).__name__ if isinstance(first, list | tuple) else _kind(first)
+        return f"{type(value).__name__} of {len(value)}, the first {kind}"
     return type(value).__name__
