@@ -18,7 +18,7 @@ from .drafters import DRAFTERS, Made, train_by_speculators, train_command
 from .figures import call
 
 WORLD = Path("tests/world")
-TRAINING, HELD_OUT, FRESH = (1600, 2), (128, targets.HELD_OUT_SEED), (64, 20_000_003)
+TRAINING, HELD_OUT, FRESH = (1600, 2), (128, targets.HELD_OUT_SEED), (24, 20_000_003)
 """Count and seed of the prompts: drafters' training, held-out replay, decode."""
 NEW = 60
 """Longest continuation; an answer ends before."""
