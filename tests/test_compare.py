@@ -653,6 +653,44 @@ def test_few_rows_decide_nothing(reference, rows):
     assert found.findings == ()
 
 
+@pytest.mark.parametrize("rows", [2, 3])
+def test_many_sequences_of_a_few_rows(reference, rows):
+    """First rows do not count, and a row that comes late has none before it."""
+    many = [index for _ in range(12) for index in range(COUNT)]
+    assert said(reference, dump(taps(*WANTED), sequences=many, rows=rows)).outcome == "same"
+    strange = one(2, lambda h: torch.randn(h.shape, generator=torch.Generator().manual_seed(3)))
+    found = said(reference, dump(strange, sequences=many, rows=rows))
+    assert found.slots[2].boundary is None
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    rows=st.integers(2, T),
+    slots=st.lists(
+        st.sampled_from(["noise", "zero", "one", "huge", "infinite", "nan", "tiny", "state"]),
+        min_size=1, max_size=3,
+    ),
+    held=st.sets(st.sampled_from((0, 1, 2, 16, 30, "N")), min_size=1),
+    seed=st.integers(0, 2**31),
+)  # fmt: skip
+def test_whatever_a_dump_holds_there_is_an_answer(reference, rows, slots, held, seed):
+    generator = torch.Generator().manual_seed(seed)
+
+    def planted(h, _):
+        made = {
+            "noise": torch.randn(T, H, generator=generator), "zero": torch.zeros(T, H),
+            "one": torch.ones(T, H), "huge": h[3] * 1e30, "infinite": torch.full((T, H), torch.inf),
+            "nan": h[3].masked_fill(torch.rand(T, H, generator=generator) < 0.01, torch.nan),
+            "tiny": h[3] * 1e-30, "state": h[3],
+        }  # fmt: skip
+        return [made[name] for name in slots]
+
+    some = tuple(tap for tap in reference.boundaries if tap in held)
+    found = said(sparse(reference, some), dump(planted, dtype=torch.float32, rows=rows), None)
+    json.dumps(found.to_json(), allow_nan=False)
+    assert list(render(found))
+
+
 def test_few_rows_are_no_basis_and_no_weighted_norm(reference):
     planted = one(2, lambda h: h @ orthogonal())
     found = said(reference, dump(planted, sequences=[0]))

@@ -182,8 +182,9 @@ class View:
             if count > 0:
                 chosen.append((number, torch.linspace(first, last, count).long()))
         chosen = [(number, rows[self._finite(number, rows)]) for number, rows in chosen]
+        none = self.parts[0].slots[self.slot, :0].float()
         x = [self.parts[number].slots[self.slot, rows].float() for number, rows in chosen]
-        return torch.cat(x), chosen
+        return torch.cat([none, *x]), chosen
 
     def _finite(self, number: int, rows: torch.Tensor) -> torch.Tensor:
         return torch.isfinite(self.parts[number].slots[self.slot, rows]).all(dim=-1)
