@@ -150,11 +150,11 @@ def test_sketch_is_the_statistic_without_eigenproblems():
     layers = {k: torch.randn(300, 8, generator=generator) @ torch.randn(8, 64, generator=generator)
               + 0.3 * torch.randn(300, 64, generator=generator) for k in range(4)}  # fmt: skip
     fc = torch.cat([early(layers[k], generator) for k in (1, 2)], dim=1)
-    some = Sample((0, 1, 2, 3), 4, torch.arange(200), lambda tap: layers[tap][:200])
+    some = Sample((0, 1, 2, 3), 4, torch.arange(128), lambda tap: layers[tap][:128])
     values, mean, sd = sketch(fc.split(64, dim=1), some, torch.Generator().manual_seed(1))
     null = draw_null(64, 64, torch.Generator().manual_seed(2))
     for column, h in layers.items():
-        state = directions_of(h[:200], with_basis=True)
+        state = directions_of(h[:128], with_basis=True)
         for slot, weight in enumerate(fc.split(64, dim=1)):
             exact = imprint(block_of(weight), state)[2:]
             torch.testing.assert_close(values[slot, 2:, column], exact, rtol=0.02, atol=0)

@@ -24,6 +24,7 @@ from draftprobe.diagnose.told import findings as _findings
 from draftprobe.diagnose.told import headline as _headline
 from draftprobe.diagnose.told import unjudged as _unjudged
 from draftprobe.diagnose.verdict import Confidence, Kind, NotEvaluated, Verdict
+from draftprobe.diagnose.windows import dear
 from draftprobe.diagnose.wires import Facts, changed, facts_of
 from draftprobe.diagnose.witness import Witness, sample_states, testify
 from draftprobe.drafter.model import Drafter
@@ -130,9 +131,10 @@ class Questions:
     def bench(self, steps: int) -> Bench | None:
         """Chains to compare wires on, of as many steps as the text allows; None if of none."""
         base = self.wired(self.key(self.served.wiring))
+        sample = Sample(chains=2 if dear(base) else 8, seed=self.seed)
         for length in range(min(steps, STEPS), 0, -1):
             try:
-                return Bench(base, self.served.parts, self.states, length, Sample(seed=self.seed))
+                return Bench(base, self.served.parts, self.states, length, sample)
             except InputError:
                 continue
         return None

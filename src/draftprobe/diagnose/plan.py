@@ -9,8 +9,8 @@ tuples a search will score depends on the text, so that number is a usual one, n
     replay), R slots attended to, N scored tokens, P pairs of tuple and token:
 
     projections     A R S (T H + H W)  +  A^2 R H S (S + 1) / 2
-    search          P (B + V H)         P about 64 tuples + 2 N tied ones
-    witness         A S n T H           n at most 256 states; and where there are T tokens and T is
+    search          P (B + V H)         P about 64 tuples (32 of a dear drafter) + 2 N tied ones
+    witness         A S n T H           n at most 128 states; and where there are T tokens and T is
                                         small enough for the machine, 10 T^3 an eigenproblem
     replay          R S T H + N k (B + D H) for k steps, of the wanted and the served wiring
     wires           as many replays of a block of chains as wires have values
@@ -28,6 +28,7 @@ import torch
 
 from draftprobe.diagnose.race import looks_of
 from draftprobe.diagnose.sketch import TOKENS
+from draftprobe.diagnose.windows import DEAR as DEAR_TOKEN
 from draftprobe.diagnose.windows import Limits
 from draftprobe.diagnose.witness import DEAR, eigenproblems
 from draftprobe.dialects.trainers import parse
@@ -42,7 +43,7 @@ READ = 5e8
 """Bytes per second that a file is taken to be read with, the first time."""
 _BASE = 4e8  # bytes that python, torch and the rest take
 _WIRINGS = 60  # blocks of chains that a joint search replays, about
-_CHAINS = 128  # chains in a block: 16 sequences of 8
+_CHAINS = 128  # chains in a block: 16 sequences of 8, or of 2 of a drafter that is dear
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,12 +164,13 @@ class _Costs:
         body -= sources
         head, tuples = shape.draft_vocabulary * shape.hidden, self.tuples
         some = min(shape.draft_vocabulary, self.limits.vocabulary) * shape.hidden
-        pairs = looks_of(tokens)[0] * tuples + 2 * tokens * 2 * shape.taps
+        dear = body + sources + head > DEAR_TOKEN
+        pairs = looks_of(tokens)[0] // (1 + dear) * tuples + 2 * tokens * 2 * shape.taps
         state = rows * shape.target_hidden * 2
         step, quick = body + sources, self.quick
         parameters = fc + body + sources + head
         of_pairs = rows * shape.hidden * a**2 * shape.taps * (shape.taps + 1) // 2
-        chains = _CHAINS * min(self.steps, 3)
+        chains = (_CHAINS // 4 if dear else _CHAINS) * min(self.steps, 3)
         stages = (
             self.stage("load", 2 * parameters),
             self.stage("witness", a * state, self.witness()),

@@ -31,7 +31,7 @@ import torch
 import torch.nn.functional as F
 
 from draftprobe.diagnose.projections import Projections, sizes_of
-from draftprobe.diagnose.windows import MIN_SEQUENCES, Limits, Window, scattered, windows_of
+from draftprobe.diagnose.windows import MIN_SEQUENCES, Limits, Window, dear, scattered, windows_of
 from draftprobe.drafter.matrix import product
 from draftprobe.drafter.model import Drafter
 from draftprobe.drafter.vocabulary import draft_labels
@@ -64,6 +64,7 @@ class Pool:
             step-1 draft predicts it. All are counted tokens inside the draft vocabulary.
         cut: sequences whose first slots are not attended to; see :class:`Limits`.
         scored_rows: rows of the head that are scored, all unless it is large.
+        dear: a token costs much, so that few should be looked at first.
     """
 
     @torch.inference_mode()
@@ -85,7 +86,7 @@ class Pool:
         limits = limits or Limits()
         self._drafter = drafter
         self.candidates = tuple(states.boundaries if candidates is None else candidates)
-        self.slots = drafter.shape.taps
+        self.slots, self.dear = drafter.shape.taps, dear(drafter)
         if not self.candidates:
             raise InputError(f"{states.path}: expected at least one candidate boundary, found none")
         for tap in self.candidates:

@@ -27,7 +27,7 @@ from draftprobe.drafter.wiring import Tap
 Taps = tuple[Tap, ...]
 
 LEVEL = 0.05
-_FIRST = 64  # tokens of the first look
+_FIRST = 64  # tokens of the first look; half as many of a drafter that is dear
 _COARSE = 8  # boundaries per slot in an ascent's first, coarse part
 _ALTERNATIVES = 2  # per slot, where pairs of slots are swapped together
 
@@ -55,7 +55,7 @@ class Race:
     def __init__(self, pool: Pool, tokens: torch.Tensor, candidates: Taps) -> None:
         self.pool, self.tokens, self.candidates = pool, tokens, candidates
         self.choices = [candidates[:: max(1, len(candidates) // _COARSE)]] * pool.slots
-        self.looks = looks_of(len(tokens))
+        self.looks = looks_of(len(tokens), _FIRST // 2 if pool.dear else _FIRST)
         self.seen: set[Taps] = set()
         if self.clusters(len(tokens)) < 2:
             self.looks = self.looks[-1:]
@@ -147,10 +147,10 @@ def _both(best: Taps, pair: tuple[int, ...], taps: tuple[Taps, ...]) -> Taps:
     return tuple(out)
 
 
-def looks_of(tokens: int) -> list[int]:
-    """64, 128, 256 and so on to ``tokens``, without a last step of less than a half."""
+def looks_of(tokens: int, first: int = _FIRST) -> list[int]:
+    """``first``, twice that and so on to ``tokens``, without a last step of less than a half."""
     looks = [tokens]
-    size = _FIRST
+    size = first
     while 1.5 * size <= tokens:
         looks.append(size)
         size *= 2

@@ -22,7 +22,7 @@ from draftprobe.diagnose.imprint import TOP, unit
 from draftprobe.diagnose.tokens import Sample
 from draftprobe.drafter.matrix import product, quick_dtype
 
-TOKENS = 256
+TOKENS = 128
 """States that are looked at, at most."""
 _ROUNDS = 8
 

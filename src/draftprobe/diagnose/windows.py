@@ -18,6 +18,16 @@ MIN_SEQUENCES = 16
 """Fewer independent sequences give intervals that depend on each sequence's luck."""
 
 
+DEAR = 2**28
+"""Multiply-adds of a scored token above which a first look takes fewer of them."""
+
+
+def dear(drafter: Drafter) -> bool:
+    """Whether a token costs this drafter over :data:`DEAR`; fc is not counted, it is projected."""
+    matrices = [*drafter.decoder[0].parameters(), drafter.lm_head.weight]
+    return sum(matrix.numel() for matrix in matrices) > DEAR
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """How much text a pool takes.
