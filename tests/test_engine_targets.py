@@ -357,3 +357,27 @@ def test_what_of_sglang_was_read_alone_says_so():
         assert file not in sglang.LOOPED.get(version, ())
         [reading] = parse_engine(f"sglang@{version}").readings({}, target(family))
         assert reading.rule.how == "read"
+
+
+@pytest.mark.parametrize(
+    ("engine", "family", "file"),
+    [
+        ("tensorrt_llm", "llama", "modeling_llama.py"),
+        ("tensorrt_llm", "kimi_k25", "modeling_deepseekv3.py"),
+        ("tensorrt_llm", "gemma3_text", ""),
+        ("tensorrt_llm", "some_new_family", ""),
+        ("llamacpp", "qwen3_moe", "qwen3moe.cpp"),
+        ("llamacpp", "gpt_oss", "openai-moe.cpp"),
+        ("llamacpp", "deepseek_v3", ""),
+        ("llamacpp", "mistral", ""),
+        ("openvino", "gemma2", ""),
+    ],
+)
+def test_a_family_whose_model_file_was_not_read_is_not_known(engine, family, file):
+    [reading] = parse_engine(engine).readings({}, target(family))
+    assert (reading.taps, reading.outcome) == (
+        ((2, 15, 27), "feeds") if file else (None, "unknown")
+    )
+    assert file in reading.rule.source
+    answer = parse_engine(engine).spell((3, 15, 27), family, 30)
+    assert isinstance(answer, Spelling if file else Unspellable)

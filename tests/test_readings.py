@@ -52,7 +52,7 @@ DEFAULT = ((2, 30, 58), "default")
         ),
         ("tensorrt_llm", {"": DEFAULT}, {"": DEFAULT}),
         ("openvino", {"": (None, "default")}, {"": (None, "default")}),
-        ("llamacpp", {"": DEFAULT}, {"": DEFAULT}),
+        ("llamacpp", {"": (None, "default")}, {"": (None, "default")}),
     ],
 )
 def test_the_founding_case(engine, of_nested, of_top):
@@ -65,7 +65,6 @@ def test_the_founding_case(engine, of_nested, of_top):
     [
         ("sglang@0.5.12.post1", "nested", (-1, 2, 30), True),
         ("sglang", "nested", (0, 3, 31), False),
-        ("llamacpp", "option", (0, 3, 31), False),
     ],
 )
 def test_what_to_write_for_what_the_founding_case_wanted(engine, level, ids, patched):
@@ -80,6 +79,7 @@ def test_what_to_write_for_what_the_founding_case_wanted(engine, level, ids, pat
         ("vllm", "TypeError"),
         ("tensorrt_llm", "cannot feed h[0]"),
         ("openvino", "mixture of experts"),
+        ("llamacpp", "not known for kimi_k25"),
     ],
 )
 def test_what_the_founding_case_wanted_cannot_be_expressed_there(engine, told):

@@ -4,12 +4,15 @@ The drafter's config is not asked: ids are the server's option ``eagle3_layers_t
 Id k feeds h[k + 1], in ascending order; without the option h[2], h[L // 2], h[L - 3], for targets
 of more than five layers. -1 is the final norm's output, and its slot differs between the files
 read. Whether some release fills the option from the drafter's config is not known; none of the
-files read does. Read at single commits, not at a release; nothing was executed.
+files read does. That a family's layers capture, as branch plus residual at their end, is known of
+the model files that were read alone. Read at single commits, not at a release; nothing was
+executed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from draftprobe.dialects.ids import Rule, Spelling, Unspellable, default_taps, in_layer_order
@@ -28,6 +31,19 @@ RULE = Rule(
     how="read",
 )
 
+_FAMILIES = {
+    "deepseek_v3": "modeling_deepseekv3.py",
+    "deepseek_v32": "modeling_deepseekv3.py",
+    "gpt_oss": "modeling_gpt_oss.py",
+    "kimi_k2": "modeling_deepseekv3.py",
+    "kimi_k25": "modeling_deepseekv3.py",
+    "llama": "modeling_llama.py",
+    "qwen3": "modeling_qwen3.py",
+    "qwen3_moe": "modeling_qwen3_moe.py",
+}
+"""Families whose model file was read, under ``tensorrt_llm/_torch/models``; Kimi-K2.5's wrapper is
+a subclass that passes everything on."""
+
 _FINAL = Unknown(
     "-1 is the final norm's output, and its slot is not certain: the two-model code moves it to "
     "the last slot (f933a608), the one-model code leaves it in the first (001e6700)"
@@ -37,15 +53,18 @@ _FINAL = Unknown(
 def readings(
     config: dict[str, Any], family: str, layers: int, version: str, options: Mapping[str, Any]
 ) -> tuple[Reading, ...]:
-    """One reading; the same for every target family, as the option is applied to all alike."""
+    """One reading, of a family whose model file was read."""
     ids = options.get(OPTION)
     found = "default" if ids is None else OPTION
-    taps = _captured(ids, layers)
-    return (reading((NAME, version, ""), taps, found, RULE),)
+    taps = _unknown(family) or _captured(ids, layers)
+    return (reading((NAME, version, ""), taps, found, _rule(family)),)
 
 
 def spell(taps: tuple[Tap, ...], family: str, layers: int, version: str) -> Spelling | Unspellable:
     """The option's value, or why there is none: h[0] and any order but the layers' are not had."""
+    unknown = _unknown(family)
+    if unknown:
+        return Unspellable(unknown, RULE)
     if "N" in taps:
         return Unspellable(f"TensorRT-LLM: {_FINAL}", RULE)
     numbers = in_layer_order(taps)
@@ -65,6 +84,18 @@ def spell(taps: tuple[Tap, ...], family: str, layers: int, version: str) -> Spel
         "in the drafter's config does it"
     )
     return Spelling("option", ids, RULE, name=OPTION, text=text)
+
+
+def _rule(family: str) -> Rule:
+    file = f", models/{_FAMILIES[family]}" if family in _FAMILIES else ""
+    return replace(RULE, source=RULE.source + file)
+
+
+def _unknown(family: str) -> str:
+    if family in _FAMILIES:
+        return ""
+    known = ", ".join(sorted(_FAMILIES))
+    return Unknown(f"TensorRT-LLM is not known for {family} targets here (known: {known})")
 
 
 def _captured(ids: Any, layers: int) -> tuple[Tap, ...] | str:
