@@ -388,7 +388,14 @@ def test_malformed_values_are_input_errors(tmp_path, wrong):
         read(checkpoint)
 
 
-@pytest.mark.parametrize("ids", ["1,2", [1.0], [True], [], {"a": 1}, [None]])
+def test_an_empty_list_claims_nothing(tmp_path):
+    """ModelOpt's templates carry one; training then takes its default."""
+    for n, config in enumerate(({KEY: []}, {"eagle_config": {KEY: []}})):
+        checkpoint = folder(tmp_path / f"draft{n}", EAGLE | config, llama(EAGLE))
+        assert claims(checkpoint, 30) == ()
+
+
+@pytest.mark.parametrize("ids", ["1,2", [1.0], [True], {"a": 1}, [None]])
 def test_malformed_ids_are_input_errors(tmp_path, ids):
     for config in ({KEY: ids}, {"eagle_config": {KEY: ids}}):
         checkpoint = folder(tmp_path / "draft", EAGLE | config, llama(EAGLE))
