@@ -341,6 +341,7 @@ def _by_sglang(claim: TapClaim, family: str, layers: int) -> TapClaim:
     if len(found) == 1:
         [(taps, why)] = found.items()
         why = f"SpecForge hands the ids to SGLang: {why}"
+        taps = tuple(sorted(taps))  # its states arrive in the order of the layers
         return replace(claim, meant=_existing(taps, layers), why=why)
     told = ", or ".join(found.values()) or f"no rule for {family} targets is known here"
     more = "by version, " if found else ""
