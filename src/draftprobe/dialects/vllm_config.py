@@ -7,6 +7,7 @@ keys of the top level are taken over, with vLLM's own defaults. Read and execute
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from draftprobe.dialects.ids import KEY, Rule
@@ -141,8 +142,12 @@ def unread(folder: Folder) -> list[Effect]:
     read = ids_rule(folder.version)
     if raw.get(KEY):
         return unread_ids(folder, ("top",), read, "vLLM takes the list at top level first")
-    text = "vLLM's V1 runner reads it, its V2 runner does not"
-    return unread_ids(folder, ("top",), read, text)
+    return [
+        replace(
+            found, text=f"{found.subject} is read by vLLM's V1 runner, and not by its V2 runner"
+        )
+        for found in unread_ids(folder, ("top",), read, "")
+    ]
 
 
 def speculators(folder: Folder) -> Iterator[Effect]:
