@@ -53,7 +53,7 @@ DRAFTERS = {
     "l8_4_1": Made("llama", (8, 4, 1), 960, 128, "speculators"),
     "l1_4_8_fcnorm": Made("llama", (1, 4, 8), 960, 128, "speculators", ("norm_before_fc",)),
     "l2_4_7_feedback": Made("llama", (2, 4, 7), None, 128, "speculators", ("norm_output",)),
-    "k0_3_6_spec": Made("kimi", (0, 3, 6), 960, 128, "speculators"),
+    "k0_3_6_spec": Made("kimi", (0, 3, 6), 960, 128, "speculators", good=False),
 }
 
 
