@@ -642,6 +642,17 @@ def test_other_families_and_their_faults(family, dtype):
     assert ids(said(reference, shifted, (0, 1, 2))) == ["W102", "W115"]
 
 
+@pytest.mark.parametrize(("noise", "identifier"), [(0.05, "W504"), (0.0, "W316")])
+def test_a_factor_is_named_only_where_it_explains_most(reference, noise, identifier):
+    generator = torch.Generator().manual_seed(0)
+
+    def planted(h):
+        share = noise * h.norm(dim=-1, keepdim=True) / H**0.5
+        return 1.1 * h + share * torch.randn(h.shape, generator=generator)
+
+    assert ids(said(reference, dump(each(planted)))) == [identifier]
+
+
 # What is not known
 
 
