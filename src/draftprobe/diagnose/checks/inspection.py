@@ -5,10 +5,7 @@ Opens, asks the dialects, runs the checks. Imports no torch, except for a pickle
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from math import isfinite
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from draftprobe.diagnose.checks import (
@@ -27,9 +24,10 @@ from draftprobe.diagnose.checks.facts import facts
 from draftprobe.diagnose.checks.given import open_target, read_histogram
 from draftprobe.diagnose.checks.meaning import meaning_of
 from draftprobe.diagnose.checks.mends import Order, mends
+from draftprobe.diagnose.checks.record import Asked, Inspection
 from draftprobe.diagnose.checks.subject import Subject, subject_of
 from draftprobe.diagnose.mend import Wanted, read_config
-from draftprobe.diagnose.verdict import SCHEMA_VERSION, Finding, Mend, NotEvaluated
+from draftprobe.diagnose.verdict import Finding, Mend, NotEvaluated
 from draftprobe.dialects import trainers
 from draftprobe.dialects.engines import ENGINES, Engine, parse_engine
 from draftprobe.dialects.reading import Effect, Reading, Target
@@ -38,7 +36,7 @@ from draftprobe.drafter.checkpoint import Checkpoint, open_checkpoint
 from draftprobe.drafter.kind import FAMILIES, family
 from draftprobe.drafter.layout import Layout, layout_of
 from draftprobe.drafter.shape import unread
-from draftprobe.drafter.wiring import Tap, Wiring, check_taps, to_json
+from draftprobe.drafter.wiring import Tap, Wiring, check_taps
 from draftprobe.errors import InputError
 
 if TYPE_CHECKING:
@@ -49,101 +47,6 @@ _LIKE_EAGLE3 = ("eagle3", "p-eagle", "unknown")
 
 _EARLIER = "sglang@before-2026-05"
 """The other side of a rule's change, shown beside the newest where the two differ."""
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What the user wants to know.
-
-    Attributes:
-        folder: the drafter's; target: a config file or a folder with one.
-        engines: whose findings are wanted, ``NAME[@VERSION]``; empty: all are shown, none accused.
-        wanted: boundaries to be fed.
-        histogram: a file of token counts.
-        deep: read every weight; progress: ``(done, total)`` in MiB or rows.
-        trainer: who trained it, where the user knows better than the folder.
-    """
-
-    folder: Path
-    target: Path | None = None
-    engines: tuple[str, ...] = ()
-    wanted: tuple[Tap, ...] | None = None
-    histogram: Path | None = None
-    deep: bool = False
-    trainer: str | None = None
-    progress: Callable[[int, int], None] = lambda done, total: None
-
-
-@dataclass(frozen=True, slots=True)
-class Inspection:
-    """What was found.
-
-    Attributes:
-        answers: each engine's, worst first; accused: whether engines were asked for.
-        facts, target, wiring: the drafter, its target, and how it was trained, as files say it.
-        readings, effects: what engines do.
-        findings: what is wrong: with the files, then with the engines asked for.
-        wanted: the taps that the mend is for; wanted_by: ``option``, or ``config`` if they are
-            what the config means.
-        mend: what to write; not_evaluated: what was not checked.
-        coverage: share of a histogram's tokens that is drafted.
-        alike: own tables against the target's (deep only).
-        undecided: the folder, or an engine asked for, could not be judged.
-    """
-
-    answers: tuple[Answer, ...]
-    accused: bool
-    facts: dict[str, Any]
-    target: Target | None
-    wiring: Wiring | None
-    readings: tuple[Reading, ...]
-    effects: tuple[Effect, ...]
-    findings: tuple[Finding, ...]
-    wanted: tuple[Tap, ...] | None
-    wanted_by: Literal["option", "config"] | None
-    mend: tuple[Mend, ...]
-    not_evaluated: tuple[NotEvaluated, ...]
-    coverage: float | None
-    alike: dict[str, Alike | str]
-    undecided: bool
-
-    def to_json(self) -> dict[str, Any]:
-        """One plain object; findings and mend as a Verdict has them."""
-        target = self.target
-        return plain({
-            "schema_version": SCHEMA_VERSION,
-            "answers": [asdict(answer) for answer in self.answers],
-            "undecided": self.undecided,
-            "drafter": self.facts | {"coverage": self.coverage},
-            "target": None
-            if target is None
-            else {
-                "family": target.family, "layers": target.layers, "hidden": target.hidden,
-                "vocabulary": target.vocabulary, "where": target.where,
-            },
-            "wiring": None if self.wiring is None else _wires(self.wiring),
-            "readings": [asdict(reading) for reading in self.readings],
-            "effects": [asdict(effect) for effect in self.effects],
-            "alike": {k: v if isinstance(v, str) else asdict(v) for k, v in self.alike.items()},
-            "findings": [asdict(found) for found in self.findings],
-            "wanted": self.wanted and list(self.wanted),
-            "wanted_by": self.wanted_by,
-            "mend": [asdict(entry) for entry in self.mend],
-            "not_evaluated": [asdict(entry) for entry in self.not_evaluated],
-        })  # fmt: skip
-
-
-def plain(value: Any) -> Any:
-    """A value as JSON can hold it: numbers that JSON has no word for become text."""
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return str(value) if isinstance(value, float) and not isfinite(value) else value
-
-
-def _wires(wiring: Wiring) -> dict[str, Any]:
-    return {wire: value for wire, value in to_json(wiring).items() if wire != "taps"}
 
 
 def inspect(asked: Asked) -> Inspection:
