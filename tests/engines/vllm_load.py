@@ -2,9 +2,9 @@
 
     VLLM_PYTHON tests/engines/vllm_load.py TARGET FOLDER [FOLDER ...]
 
-In vLLM's own environment (see vllm_first_token.py); nothing of draftprobe is imported. The target is
-a folder with a ``config.json`` alone. For each folder vLLM builds its config and its drafter, whose
-parameters are filled with a marker; then it loads the weights. One JSON line per folder:
+In vLLM's own environment (see vllm_first_token.py); nothing of draftprobe is imported. The target
+is a folder with a ``config.json`` alone. For each folder vLLM builds its config and its drafter,
+whose parameters are filled with a marker; then it loads the weights. One JSON line per folder:
 
     error     what was raised, or null
     unfilled  parameters that still hold the marker
@@ -30,7 +30,7 @@ os.environ |= {
     "VLLM_NO_USAGE_STATS": "1",
 }
 
-# ruff: noqa: E402 - the environment above is read when torch and vLLM are imported
+# The environment above is read when torch and vLLM are imported.
 import torch
 from safetensors.torch import load_file
 from vllm.config import set_current_vllm_config

@@ -217,7 +217,7 @@ class Batch:
 
     def taps(self, wiring: Wiring, dtype: torch.dtype) -> torch.Tensor:
         """What fc reads, [B, T, taps * target_hidden]."""
-        missing = [tap for tap in dict.fromkeys(wiring.taps) if tap not in self.h]
+        missing: list[Tap] = [tap for tap in dict.fromkeys(wiring.taps) if tap not in self.h]
         if missing:
             recorded = [self.states.sequence(index, missing) for index in self.index]
             for tap in missing:
