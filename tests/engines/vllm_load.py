@@ -99,9 +99,7 @@ def loaded(config, folder):
         parameter.data.fill_(MARKER)
     tensors = load_file(folder / "model.safetensors")
     model.load_weights(iter(tensors.items()))
-    unfilled = [
-        name for name, parameter in model.named_parameters() if (parameter == MARKER).any()
-    ]
+    unfilled = [name for name, parameter in model.named_parameters() if (parameter == MARKER).any()]
     held = {
         float(value)
         for parameter in model.parameters()
