@@ -67,7 +67,8 @@ def diagnosed(draft: Path, states: Path, sizes: Sizes, out: Path) -> dict:
         print(line.rstrip(), file=sys.stderr, flush=True)
         said.append((time.perf_counter() - start, line.strip()))
     process.wait()
-    watcher.join(), reader.join()
+    watcher.join()
+    reader.join()
     seconds = time.perf_counter() - start
     if process.returncode not in (0, 1, 3):
         raise SystemExit(f"diagnose ended with {process.returncode}: {said[-3:]}")

@@ -7,8 +7,11 @@ import torch
 from draftprobe.drafter.checkpoint import open_checkpoint
 
 
-def peer(folder: Path, steps: int = 1) -> torch.nn.Module:
-    """Their module in float32, whatever the folder's dtype, with every tensor of the folder."""
+def peer(folder: Path, steps: int = 1, attention: str = "sdpa") -> torch.nn.Module:
+    """Their module in float32, whatever the folder's dtype, with every tensor of the folder.
+
+    Of the implementations of attention that it takes without a compiler, sdpa is the quicker here.
+    """
     from speculators import SpeculatorsConfig, VerifierConfig
     from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
     from speculators.proposals.greedy import GreedyTokenProposalConfig
@@ -26,7 +29,7 @@ def peer(folder: Path, steps: int = 1) -> torch.nn.Module:
         rope_parameters={"rope_theta": config["rope_theta"], "rope_type": "default"},
         pad_token_id=None,
     )
-    layer._attn_implementation = "eager"
+    layer._attn_implementation = attention
     taps = checkpoint.tensors["fc.weight"].shape[1] // config["hidden_size"]
     speculators = SpeculatorsConfig(
         algorithm="eagle3",
