@@ -358,7 +358,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     if given.short:
-        given.seeds, given.pairs, given.healthy = 1, 1, min(given.healthy, 5)
+        given.seeds, given.pairs, given.healthy = 1, min(given.pairs, 1), min(given.healthy, 5)
     began, done = time.perf_counter(), []
     for text in given.subjects:
         for case in cases(open_case(text), given):

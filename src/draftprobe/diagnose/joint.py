@@ -302,7 +302,7 @@ def joint(
     served: Wiring,
     propose: Propose,
     say: Callable[[str], None] = lambda stage: None,
-    budget: int = 400,
+    budget: int = 150,
 ) -> Joint:
     """Search all wires together, from ``served``.
 
