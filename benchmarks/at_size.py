@@ -7,7 +7,8 @@ layers, 63 boundaries, a drafter of about 2 billion parameters in bf16, 512 toke
 planted wiring (0, 3, 31), served (3, 31, 59) as in the founding case. `draftprobe diagnose` then
 runs on the files in a process of its own, as a user runs it; its seconds per stage, its peak
 memory (all of it, mapped file pages counted, and without these) and its verdict are reported, and
-the tuples scored against all 62^3.
+the tuples scored against all 62^3. Processor seconds stand beside seconds: on a shared machine they
+say what free cores would take.
 
 Then, on a case small enough (12 boundaries), the search and a straightforward loop that runs the
 speculators package's own module on every tuple, on the same weights, tokens and threads, in one
@@ -22,6 +23,7 @@ import argparse
 import itertools
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -50,14 +52,14 @@ def diagnosed(draft: Path, states: Path, sizes: Sizes, out: Path) -> dict:
         sys.executable, "-c", RUN, "diagnose", str(draft), "--states", str(states),
         "--served", served, "--tokens", "512", "--trainer", "eagle", "--json", "--out", str(out),
     ]  # fmt: skip
-    start = time.perf_counter()
+    start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
     )
     peak = {"VmHWM": 0, "RssAnon": 0}
     watcher = threading.Thread(target=_watch, args=(process, peak))
     watcher.start()
-    said: list[tuple[float, str]] = []
+    said: list[tuple[float, float, str]] = []
     assert process.stdout
     assert process.stderr
     text: list[str] = []
@@ -65,20 +67,24 @@ def diagnosed(draft: Path, states: Path, sizes: Sizes, out: Path) -> dict:
     reader.start()
     for line in process.stderr:
         print(line.rstrip(), file=sys.stderr, flush=True)
-        said.append((time.perf_counter() - start, line.strip()))
+        said.append((time.perf_counter() - start, _used(process.pid), line.strip()))
     process.wait()
     watcher.join()
     reader.join()
     seconds = time.perf_counter() - start
     if process.returncode not in (0, 1, 3):
         raise SystemExit(f"diagnose ended with {process.returncode}: {said[-3:]}")
-    ends = [at for at, _ in said[1:]] + [seconds]
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    ends = [(at, cpu) for at, cpu, _ in said[1:]] + [(seconds, used)]
     stages = [
-        {"stage": stage, "seconds": end - at} for (at, stage), end in zip(said, ends, strict=True)
+        {"stage": stage, "seconds": end - at, "cpu_seconds": spent - cpu}
+        for (at, cpu, stage), (end, spent) in zip(said, ends, strict=True)
     ]
     verdict, found = json.loads(text[0]), json.loads((out / "search.json").read_text())
     return {
         "seconds": seconds,
+        "cpu_seconds": used,
         "before_first_stage": said[0][0] if said else None,
         "stages": stages,
         "peak_gib": peak["VmHWM"] / 2**20,
@@ -92,6 +98,12 @@ def diagnosed(draft: Path, states: Path, sizes: Sizes, out: Path) -> dict:
         "exhaustive": (sizes.layers + 1) ** len(sizes.taps),
         "search_seconds": found["seconds"],
     }
+
+
+def _used(pid: int) -> float:
+    """Seconds of processor time that a process took so far (Linux)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 def _watch(process: subprocess.Popen, peak: dict[str, int]) -> None:
@@ -193,7 +205,8 @@ def _print(value: object, name: str = "", depth: int = 0) -> None:
     elif isinstance(value, list) and value and isinstance(value[0], dict):
         print(f"{'  ' * depth}{name}")
         for inner in value:
-            print(f"{'  ' * depth}  {inner['seconds']:8.1f} s  {inner['stage']}")
+            shown = f"{inner['seconds']:8.1f} s {inner['cpu_seconds']:8.1f} s of processor time"
+            print(f"{'  ' * depth}  {shown}  {inner['stage']}")
     else:
         print(f"{'  ' * depth}{name:24} {f'{value:.4g}' if isinstance(value, float) else value}")
 
