@@ -69,7 +69,11 @@ class Rope:
     style: Literal["half", "interleaved"] = "half"
     partial: float = 1.0
     scaling: tuple[tuple[str, Any], ...] = ()
-    """Sorted items of the config's scaling dictionary; empty means none."""
+    """Sorted items of the config's scaling dictionary; empty means none. Lists become tuples, so
+    that wirings can be compared and kept by value."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "scaling", tuple((k, _hashable(v)) for k, v in self.scaling))
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +238,12 @@ def from_json(data: dict[str, Any], where: str) -> Wiring:
     if not wiring.rope.theta > 0 or not 0 < wiring.rope.partial <= 1 or not _finite(scaling):
         raise InputError(f"{where}: the wiring's rope holds numbers out of range: {wiring.rope}")
     return wiring
+
+
+def _hashable(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return tuple(map(_hashable, value))
+    return tuple(sorted(value.items())) if isinstance(value, dict) else value
 
 
 def _finite(value: Any) -> bool:
