@@ -162,7 +162,7 @@ def _set_head(other: Drafter, drafter: Drafter, parts: Parts) -> None:
 
 def _set_norms(other: Drafter, parts: Parts) -> None:
     """Norms before fc, those that a loader left at ones, and what rope asks of attention."""
-    shape, wiring, ones = other.shape, other.wiring, other.fc.weight.new_ones
+    shape, wiring, ones = other.shape, other.wiring, other.norm.weight.new_ones
     if wiring.pre_fc_norm == "whole":
         width = shape.taps * shape.target_hidden
         given = ones(width) if "input_norm.weight" in wiring.initial else parts.whole_norm
