@@ -10,9 +10,9 @@ and other tokens of them. Work is shared: a wiring is replayed once on each bloc
 taps are searched once per wires and seed.
 
 exact: named, and nothing else; tied: named within a tie set of at most 3 values whose acceptance
-differs by under 0.02; undecided: nothing accused; partly: one of two cuts; wrong: another wire is
-accused, or another value; missed: called healthy. What costs at most 0.02 of acceptance length is
-counted apart. Drafters are the clusters.
+differs by under 0.02; wide: named, its value only within a larger tie set; undecided: nothing
+accused; partly: one of two cuts; wrong: another wire is accused, or another value; missed: called
+healthy. What costs at most 0.02 of acceptance length is counted apart. Drafters are the clusters.
 """
 
 from __future__ import annotations
@@ -172,7 +172,8 @@ def _outcome(
     if named - planted:
         return "wrong"
     worst = max(
-        (_value(subject, evidence, wire) for wire in named), key=("exact", "tied", "wrong").index
+        (_value(subject, evidence, wire) for wire in named),
+        key=("exact", "tied", "wide", "wrong").index,
     )
     if worst == "wrong" or named == planted:
         return worst
@@ -180,25 +181,26 @@ def _outcome(
 
 
 def _value(subject: Subject, evidence: Evidence, wire: str) -> str:
-    """Whether the wanted value that the tool gives is the truth, tied with it, or wrong."""
+    """Whether the wanted value that the tool gives is the truth, tied with it closely, or wrong."""
     truth = subject.truth
     if wire == "taps":
         if evidence.wanted == truth.taps:
             return "exact"
-        tied = all(
-            tap in slot.tied and len(slot.tied) <= FEW
-            for tap, slot in zip(truth.taps, evidence.slots, strict=True)
-        )
+        slots = list(zip(truth.taps, evidence.slots, strict=True))
+        if not all(tap in slot.tied for tap, slot in slots):
+            return "wrong"
+        few = all(len(slot.tied) <= FEW for slot in evidence.slots)
         other = subject.observed(replace(truth, taps=evidence.wanted))
         spread = paired(subject.observed(truth), other).acceptance.value or 0.0
-        return "tied" if tied and abs(spread) < HARMLESS else "wrong"
+        return "tied" if few and abs(spread) < HARMLESS else "wide"
     assert evidence.joint is not None
     found = next(entry for entry in evidence.joint.wires if entry.wire == wire)
     right = told(BY_NAME[wire], truth)
     if found.wanted == right:
         return "exact"
-    near = [t for t in found.tied if t.value == right and abs(t.acceptance.value or 0) < HARMLESS]
-    return "tied" if near and len(found.tied) < FEW else "wrong"
+    same = [t for t in found.tied if t.value == right]
+    near = [t for t in same if abs(t.acceptance.value or 0.0) < HARMLESS]
+    return "tied" if near and len(found.tied) < FEW else "wide" if same else "wrong"
 
 
 def tap_faults(subject: Subject) -> Iterator[tuple[str, Wiring]]:
@@ -294,13 +296,13 @@ def summary(done: Sequence[Case]) -> dict[str, Any]:
     two = [c for c in done if c.kind == "pair"]
     count = Counter(c.outcome for c in single)
     accused = [c for c in done if c.named]
-    right = {"exact", "tied"}
+    right = {"exact", "tied", "wide", "partly"}
     return {
         "drafters": len({c.drafter for c in done}),
         "single": len(single),
         **{
             name: count[name]
-            for name in ("exact", "tied", "undecided", "missed", "wrong", "partly")
+            for name in ("exact", "tied", "wide", "undecided", "missed", "wrong", "partly")
         },
         "named_share": (count["exact"] + count["tied"]) / len(single) if single else None,
         "pairs": len(two),
@@ -318,7 +320,7 @@ def summary(done: Sequence[Case]) -> dict[str, Any]:
         "reliability": {
             level: {
                 "cases": len(at := [c for c in accused if c.confidence == level]),
-                "right": sum(c.outcome in right or c.outcome == "partly" for c in at),
+                "right": sum(c.outcome in right for c in at),
             }
             for level in ("low", "medium", "high")
         },

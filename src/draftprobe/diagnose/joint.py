@@ -31,6 +31,7 @@ HARM = 0.02
 
 _RATIO = 0.5  # step-2 accuracy over step 1's, below which the loop was hardly trained
 _ROUNDS = 12
+_SUBSETS = 5  # changes of which every subset is tried
 
 Status = Literal["right", "cut", "ambiguous", "open", "harmless", "not separable", "nothing to try"]
 Propose = Callable[[Wiring, bool], Sequence[Wiring]]
@@ -147,7 +148,11 @@ class _Ascent:
     def helps(self, a: Wiring, b: Wiring, guessing: bool, look: int) -> bool:
         """Accepted drafts grow from ``a`` to ``b``; from a mere guess likelihood may lead."""
         gain = self.bench.acceptance(a, b, look)
-        return guessing or bool(gain.value and gain.value > 0)
+        if guessing or gain.value is None:
+            return guessing
+        if look < self.bench.looks[-1]:
+            return gain.value > 0
+        return gain.low is not None and gain.low > 0
 
     def movers(
         self, now: Wiring, others: Iterable[Wiring], looks: Sequence[int]
@@ -249,18 +254,38 @@ class _Ascent:
     # ---- what is kept of it ---------------------------------------------------------------
 
     def needed_changes(self, served: Wiring, wanted: Wiring) -> Wiring:
-        """``wanted`` with every wire as served that can be so without a clear loss."""
-        while True:
-            weak = []
-            for wire in changed(wanted, served):
-                other = wire.put(wanted, wire.value(served))
-                duel = self.duel(other, wanted, self.bench.looks[-1])
-                loss = self.bench.acceptance(other, wanted)
-                if not self.clear(duel) or loss.value is None or loss.value <= 0:
-                    weak.append((duel.better, other))
-            if not weak:
+        """The fewest of ``wanted``'s changes without which accepted drafts would clearly be lost.
+
+        Of sets of one size the likeliest; from six changes on they are taken back one at a time.
+        """
+        wires = changed(wanted, served)
+        while len(wires) > _SUBSETS:
+            back = [wire.put(wanted, wire.value(served)) for wire in wires]
+            free = [other for other in back if not self.lost(other, wanted)]
+            if not free:
                 return wanted
-            wanted = min(weak, key=lambda pair: pair[0])[1]
+            wanted = max(free, key=self.bench.score)
+            wires = changed(wanted, served)
+        for size in range(len(wires)):
+            some = [_put(served, wanted, kept) for kept in combinations(wires, size)]
+            free = [other for other in some if not self.lost(other, wanted)]
+            if free:
+                return max(free, key=self.bench.score)
+        return wanted
+
+    def lost(self, other: Wiring, wanted: Wiring) -> bool:
+        """``other`` is clearly beaten by ``wanted``, and clearly fewer drafts are accepted."""
+        looks = self.bench.looks
+        return any(
+            self.material(other, wanted, look) for look in dict.fromkeys((looks[0], looks[-1]))
+        )
+
+    def material(self, other: Wiring, wanted: Wiring, look: int) -> bool:
+        """The same at one look."""
+        duel = self.duel(other, wanted, look)
+        loss = duel.accepted
+        material = loss.value is not None and loss.low is not None and loss.low > 0
+        return self.clear(duel) and material and (loss.value or 0.0) >= HARM
 
     def clear(self, duel: Duel) -> bool:
         """Beaten with all wires counted as comparisons."""
@@ -274,10 +299,8 @@ class _Ascent:
         for other, by in neighbours(without, self.facts).items():
             if by.name == wire.name or not self.bench.allows(other):
                 continue
-            looks = self.bench.looks
-            if any(self.clear(self.duel(other, wanted, look)) for look in (looks[0], looks[-1])):
-                continue
-            found.append(f"{by.name} {told(by, other)}")
+            if not self.lost(other, wanted):
+                found.append(f"{by.name} {told(by, other)}")
         return tuple(found)
 
 
@@ -290,6 +313,13 @@ def holm(t: dict[Wiring, float], level: float, duels: dict[Wiring, Duel]) -> set
             break
         out.add(wiring)
     return out
+
+
+def _put(served: Wiring, wanted: Wiring, kept: Iterable[Wire]) -> Wiring:
+    """``served`` with these wires as wanted."""
+    for wire in kept:
+        served = wire.put(served, wire.value(wanted))
+    return served
 
 
 def _step_one(one: Wiring, other: Wiring) -> bool:
@@ -318,8 +348,6 @@ def joint(
     best = search.settle(served, propose)
     start = _with_taps(served, best)
     wanted = search.needed_changes(start, best)
-    if wanted != best:
-        wanted = search.needed_changes(start, search.ascend(wanted, bench.looks))
     say("comparing each wire's values under the wanted wiring")
     _, duels = search.movers(wanted, neighbours(wanted, facts), bench.looks)
     wires = tuple(
@@ -368,11 +396,12 @@ def _evidence(
             _turned(bench.acceptance(wanted, w)),
         )
         for w in others
-        if not _lost(search, duels[w])
+        if not _beaten(search, wanted, w, duels[w])
     )
     words = (wire.name, wire.finding, wire.title, told(wire, start), told(wire, wanted))
     if wire.value(start) == wire.value(wanted):
-        needed = [_needed(search, duels[w]) for w in others if not _lost(search, duels[w])]
+        words_of = {value.value for value in tied}
+        needed = [_needed(search, duels[w]) for w in others if told(wire, w) in words_of]
         most = max((n for n in needed if n is not None), default=None)
         status: Status = "not separable" if tied else "right" if others else "nothing to try"
         return WireEvidence(*words, status, tied, needed=most)
@@ -406,10 +435,11 @@ def _loop_trained(bench: Bench, wiring: Wiring) -> bool:
     return first is not None and second is not None and second >= _RATIO * first
 
 
-def _lost(search: _Ascent, duel: Duel) -> bool:
-    """The value of this duel's second wiring is beaten by the first."""
+def _beaten(search: _Ascent, wanted: Wiring, other: Wiring, duel: Duel) -> bool:
+    """The value of this duel's second wiring is beaten by the wanted one, with drafts lost."""
     clusters = max(2, duel.gain.clusters)
-    return duel.worse > threshold(LEVEL / len(WIRES) / 2, clusters)
+    clear = duel.worse > threshold(LEVEL / len(WIRES) / 2, clusters)
+    return clear and search.lost(other, wanted)
 
 
 def _turned(estimate: Estimate) -> Estimate:

@@ -111,7 +111,13 @@ def findings(evidence: Evidence) -> list[Finding]:
 
 
 def _cut(wire: WireEvidence) -> str:
-    return f"{wire.wire} is served as {wire.served}, the weights want {wire.wanted}"
+    return f"{wire.wire} is served as {wire.served}, the weights want {_wants(wire)}"
+
+
+def _wants(wire: WireEvidence) -> str:
+    """The wanted value, and those that cannot be told from it."""
+    tied = (value.value for value in wire.tied if value.value != wire.served)
+    return " or ".join((wire.wanted, *tied))
 
 
 def _unclear(wire: WireEvidence) -> str:
@@ -131,7 +137,7 @@ def _wire_finding(wire: WireEvidence, loss: Estimate | None) -> Finding:
         wire=wire.wire,
         severity=loss or wire.loss,
         served=wire.served,
-        wanted=wire.wanted,
+        wanted=_wants(wire),
         evidence=(
             f"{_cut(wire)}: log-likelihood {told} nats per chain of drafts, paired on {n:,} "
             f"chains of {clusters} sequences"
