@@ -173,3 +173,14 @@ def test_odd_numbers_of_a_training_run(world, option, value):
     assert option in result.stderr
     assert "Traceback" not in result.stderr
     assert not (world / "new").exists()
+
+
+def test_a_plan_prints_the_cost_and_does_nothing(world):
+    given = ("draft", "--states", "states.safetensors", "--target", "target")
+    before = listing(world)
+    result = run(world, "diagnose", *given, "--plan", "--json")
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["stages"]
+    result = run(world, "diagnose", *given, "--plan", "--out", "new")
+    assert "at least" in result.stdout
+    assert listing(world) == before

@@ -40,6 +40,9 @@ def diagnose(
     seed: Annotated[int, typer.Option(help="Of samples and null draws.")] = 0,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     out: Annotated[Path | None, typer.Option(help="A run folder to write.")] = None,
+    planned: Annotated[
+        bool, typer.Option("--plan", help="Print what this would cost, and do nothing.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Find the wiring that the weights want, compare with what is served, judge, mend."""
@@ -61,6 +64,17 @@ def diagnose(
     from draftprobe.drafter.wiring import parse_taps
     from draftprobe.report.terminal import render
 
+    if planned:
+        _print_plan(
+            draft,
+            states,
+            Limits(tokens=tokens, sequences=sequences),
+            steps,
+            device,
+            trainer,
+            as_json,
+        )
+        return
     subject: Subject = open_subject(draft, states, target, device, trainer)
     taps = subject.served(parse_taps(served) if served else None, engine)
     verdict, search, witness = run(
@@ -81,6 +95,25 @@ def diagnose(
     _print(verdict, as_json, render)
     undecided = verdict.verdict == "undecided"
     raise typer.Exit(UNDECIDED if undecided else FINDINGS if verdict.findings else 0)
+
+
+def _print_plan(
+    draft: Path,
+    states: Path,
+    limits: Any,
+    steps: int,
+    device: str,
+    trainer: str | None,
+    as_json: bool,
+) -> None:
+    import json
+
+    from draftprobe.diagnose.plan import plan
+    from draftprobe.drafter.checkpoint import open_checkpoint
+    from draftprobe.states.record import open_states
+
+    cost = plan(open_checkpoint(draft), open_states(states), limits, steps, device, trainer)
+    print(json.dumps(cost.to_json(), indent=2) if as_json else "\n".join(cost.lines()))
 
 
 def _say(stage: str) -> None:

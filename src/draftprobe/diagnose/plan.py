@@ -106,7 +106,7 @@ class Plan:
             f"{value / 1e9:.0f} G a second in {n}" for n, value in self.speed.items()
         )
         total = (
-            f"about {self.seconds:.0f} s on {self.device} ({self.threads} threads, {speeds}), "
+            f"at least {self.seconds:.0f} s on {self.device} ({self.threads} threads, {speeds}), "
             f"{self.memory / 2**30:.1f} GiB of memory beside {self.mapped / 2**30:.1f} GiB of "
             "weights mapped from their file"
         )
