@@ -20,7 +20,7 @@ demo: .venv/.installed
 	$(BIN)/draftprobe demo
 
 test: .venv/.installed-dev
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 check: .venv/.installed-dev
 	$(BIN)/ruff check .
