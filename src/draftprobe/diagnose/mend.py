@@ -17,6 +17,7 @@ from typing import Any
 from draftprobe.diagnose.verdict import SCHEMA_VERSION, Mend
 from draftprobe.dialects.engines import Engine, config_engines, parse_engine
 from draftprobe.dialects.ids import KEY, NESTED, Spelling, nested_of
+from draftprobe.dialects.reading import Unknown
 from draftprobe.dialects.recognise import MARK
 from draftprobe.drafter.checkpoint import read_json
 from draftprobe.drafter.json_text import remove_member, set_member
@@ -24,6 +25,11 @@ from draftprobe.drafter.wiring import Tap, check_taps, parse_taps, taps_name
 from draftprobe.errors import InputError
 
 _MAX_LAYERS = 10_000
+
+CANNOT = "cannot be expressed here"
+"""How a mend's note begins where an engine has no way to feed the wanted taps."""
+NOT_KNOWN = "not known here"
+"""How it begins where the engine's rule is not known, and there may be a way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +78,8 @@ def mend(text: str, wanted: Wanted, engine: Engine, old: str | None = None) -> M
     config, taps = _parse(text, where), taps_name(wanted.taps)
     spelling = engine.spell(wanted.taps, wanted.family, wanted.layers)
     if not isinstance(spelling, Spelling):
-        reason = f"cannot be expressed here: {spelling.reason}"
+        known = not isinstance(spelling.reason, Unknown)
+        reason = f"{CANNOT if known else NOT_KNOWN}: {spelling.reason}"
         return Mended(Mend(engine.name, engine.version, False, "", reason), None)
     safe = wanted.proved and not spelling.patch
     fed = feeds(config, wanted, engine)

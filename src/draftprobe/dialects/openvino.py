@@ -56,16 +56,16 @@ def readings(
 def spell(taps: tuple[Tap, ...], family: str, layers: int, version: str) -> Spelling | Unspellable:
     """The list, or why there is none: exactly three boundaries above h[0], in ascending order."""
     rule = rule_of(family, version)
-    unknown = _unknown(family, version)
-    if unknown:
-        return Unspellable(unknown, rule)
     numbers = in_layer_order(taps)
     if isinstance(numbers, str):
         return Unspellable(f"OpenVINO: {numbers}", rule)
     ids = tuple(tap - 1 for tap in numbers)
     fed = _captured(list(ids), layers)
-    if isinstance(fed, str):
+    if isinstance(fed, str):  # whatever the family
         return Unspellable(f"OpenVINO: {fed}", rule)
+    unknown = _unknown(family, version)
+    if unknown:
+        return Unspellable(unknown, rule)
     text = (
         f"set {OPTION} to {list(ids)} in the runtime info of the drafter's model "
         f'(model.set_rt_info({list(ids)}, ["{OPTION}"]) before openvino.save_model)'

@@ -14,6 +14,7 @@ from draftprobe.diagnose.checks.meaning import Meaning, place_of
 from draftprobe.diagnose.checks.rope import short
 from draftprobe.diagnose.checks.subject import Subject
 from draftprobe.diagnose.checks.taps import lists
+from draftprobe.diagnose.mend import CANNOT
 from draftprobe.diagnose.taps import taps_finding
 from draftprobe.diagnose.verdict import Finding, NotEvaluated
 from draftprobe.dialects.ids import KEY
@@ -37,9 +38,6 @@ _BY_DEED = {
     "ignores key": "S105", "defaults": "S105",
 }  # fmt: skip
 """What was done -> finding, for all other keys and for tensors."""
-
-CANNOT = "cannot be expressed here"
-"""How a mend's note begins where an engine has no way to feed the wanted taps."""
 
 _BRANCH = "this engine captures states without the residual stream"
 
