@@ -14,7 +14,7 @@ import torch
 from draftprobe.diagnose.bench import Bench, Sample
 from draftprobe.diagnose.claims import Claims, beats, checked
 from draftprobe.diagnose.evidence import Evidence, few, judge
-from draftprobe.diagnose.joint import Joint, joint
+from draftprobe.diagnose.joint import joint
 from draftprobe.diagnose.pool import Limits, Pool
 from draftprobe.diagnose.quality import Quality, quality
 from draftprobe.diagnose.search import Search, search
@@ -25,6 +25,7 @@ from draftprobe.diagnose.told import headline as _headline
 from draftprobe.diagnose.told import unjudged as _unjudged
 from draftprobe.diagnose.verdict import Confidence, Kind, NotEvaluated, Verdict
 from draftprobe.diagnose.windows import dear
+from draftprobe.diagnose.wire_evidence import Joint
 from draftprobe.diagnose.wires import Facts, changed, facts_of
 from draftprobe.diagnose.witness import Witness, sample_states, testify
 from draftprobe.drafter.model import Drafter

@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from draftprobe.diagnose.claims import Claims, acceptance_place, accuracy_met, beats
-from draftprobe.diagnose.joint import HARM, Joint, WireEvidence
+from draftprobe.diagnose.joint import HARM
 from draftprobe.diagnose.slots import SlotEvidence
 from draftprobe.diagnose.verdict import Kind
+from draftprobe.diagnose.wire_evidence import Joint, WireEvidence
 from draftprobe.drafter.wiring import Tap
 from draftprobe.measure.interval import Estimate
 from draftprobe.measure.summary import Paired, Summary

@@ -14,13 +14,13 @@ named only on evidence. Knows wirings and their replays; taps are proposed by th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from math import ceil
-from typing import Any, Literal
 
 from draftprobe.diagnose.bench import Bench, Duel
 from draftprobe.diagnose.race import threshold
+from draftprobe.diagnose.wire_evidence import Joint, Status, Tied, WireEvidence
 from draftprobe.diagnose.wires import WIRES, Facts, Wire, changed, neighbours, told
 from draftprobe.drafter.wiring import Wiring
 from draftprobe.measure.interval import Estimate
@@ -33,100 +33,9 @@ _RATIO = 0.5  # step-2 accuracy over step 1's, below which the loop was hardly t
 _ROUNDS = 12
 _SUBSETS = 5  # changes of which every subset is tried
 
-Status = Literal["right", "cut", "ambiguous", "open", "harmless", "not separable", "nothing to try"]
 Propose = Callable[[Wiring, bool], Sequence[Wiring]]
 """A wiring -> the same wires with the taps that are served and that the weights name; with true,
 first of all those that a search finds under these wires. Without it there may be none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tied:
-    """Another value of a wire: what it costs against the wanted one.
-
-    Attributes:
-        value: in words; gain: nats per chain of the wanted value over it, negative where it is
-            likelier; same: it changes nothing but rounding.
-        acceptance: expected acceptance length lost with it.
-    """
-
-    value: str
-    gain: Estimate
-    same: bool
-    acceptance: Estimate
-
-
-@dataclass(frozen=True, slots=True)
-class WireEvidence:
-    """What replay says of one wire.
-
-    Attributes:
-        wire: its name; finding: id; title: of the finding.
-        served, wanted: values in words; wanted is served wherever nothing clearly beats it.
-        status: ``cut``: the served value is beaten, and accepted drafts are lost by it; ``right``:
-            it beats every other; ``not separable``: it ties with those in ``tied``; ``harmless``:
-            beaten, but by less than 0.02 of acceptance length; ``ambiguous``: beaten, but so could
-            another wire explain it, named in ``rivals``; ``open``: not decided; ``nothing to
-            try``: it is served as meant, and no other value is ever meant, or none is at hand.
-        tied: other values that are not beaten.
-        loss: acceptance length lost by the served value; None where it is the wanted one.
-        gain: nats per chain of the wanted value over the served one; t: in standard errors.
-        rivals: single changes of other wires that explain the text as well.
-        needed: tokens that would decide, about; None where it is decided or none would.
-    """
-
-    wire: str
-    finding: str
-    title: str
-    served: str
-    wanted: str
-    status: Status
-    tied: tuple[Tied, ...] = ()
-    loss: Estimate | None = None
-    gain: Estimate | None = None
-    t: float | None = None
-    rivals: tuple[str, ...] = ()
-    needed: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Joint:
-    """The answer of the joint search.
-
-    Attributes:
-        served: where it started; wanted: what the weights want, equal to served wherever that is
-            not clearly beaten; both with the wanted taps.
-        wires: evidence of each wire but the taps.
-        wirings: distinct wirings replayed; replays: blocks of sequences replayed for them.
-        chains, sequences: of the last look.
-        guessing: even the best wiring's step 1 does not beat guessing.
-    """
-
-    served: Wiring
-    wanted: Wiring
-    wires: tuple[WireEvidence, ...]
-    wirings: int
-    replays: int
-    chains: int
-    sequences: int
-    guessing: bool
-
-    def of(self, *statuses: Status) -> tuple[WireEvidence, ...]:
-        """The wires with one of these statuses."""
-        return tuple(wire for wire in self.wires if wire.status in statuses)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data; the wirings as golden files hold them."""
-        from dataclasses import asdict
-
-        from draftprobe.drafter.wiring import to_json
-
-        data = {name: getattr(self, name) for name in ("wirings", "replays", "chains", "sequences")}
-        return data | {
-            "served": to_json(self.served),
-            "wanted": to_json(self.wanted),
-            "guessing": self.guessing,
-            "wires": [asdict(wire) for wire in self.wires],
-        }
 
 
 @dataclass
@@ -346,7 +255,7 @@ def joint(
     """
     search = _Ascent(bench, facts, budget, say)
     best = search.settle(served, propose)
-    start = _with_taps(served, best)
+    start = replace(served, taps=best.taps)
     wanted = search.needed_changes(start, best)
     say("comparing each wire's values under the wanted wiring")
     _, duels = search.movers(wanted, neighbours(wanted, facts), bench.looks)
@@ -365,12 +274,6 @@ def joint(
         sequences=bench.sequences,
         guessing=search.guessing(wanted),
     )
-
-
-def _with_taps(served: Wiring, best: Wiring) -> Wiring:
-    from dataclasses import replace
-
-    return replace(served, taps=best.taps)
 
 
 def _kept(start: Wiring, wanted: Wiring, wires: Sequence[WireEvidence]) -> Wiring:

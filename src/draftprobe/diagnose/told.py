@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from draftprobe.diagnose.claims import accuracy_met, beats
 from draftprobe.diagnose.evidence import Evidence
-from draftprobe.diagnose.joint import WireEvidence
 from draftprobe.diagnose.taps import taps_finding
 from draftprobe.diagnose.verdict import Finding, Kind, NotEvaluated
+from draftprobe.diagnose.wire_evidence import WireEvidence
 from draftprobe.drafter.wiring import Tap, taps_name
 from draftprobe.measure.interval import Estimate
 from draftprobe.measure.summary import Paired

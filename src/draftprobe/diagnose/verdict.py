@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from draftprobe.diagnose.joint import Joint
     from draftprobe.diagnose.quality import Quality
     from draftprobe.diagnose.slots import SlotEvidence
     from draftprobe.diagnose.suspects import Suspect
+    from draftprobe.diagnose.wire_evidence import Joint
     from draftprobe.drafter.wiring import Tap
     from draftprobe.measure.interval import Estimate
     from draftprobe.measure.summary import Summary

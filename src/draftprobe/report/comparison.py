@@ -6,34 +6,31 @@ At most 100 columns. Knows the record, no number behind it.
 from __future__ import annotations
 
 import shlex
-import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from draftprobe.drafter.wiring import tap_name
+from draftprobe.report.lines import LABEL, labelled
 
 if TYPE_CHECKING:
     from draftprobe.diagnose.compare.record import Comparison, RunnerUp, SlotReport
 
-LABEL = 9
-WIDTH = 100
-
 
 def render(found: Comparison) -> Iterator[str]:
     """Lines without markup; the first one says it all."""
-    yield from _line(*_headline(found))
+    yield from labelled(*_headline(found))
     for finding in found.findings:
-        yield from _line(finding.id, finding.title)
-        yield from _line("", f"served {finding.served}" if finding.served else "")
-        yield from _line("", f"wanted {finding.wanted}" if finding.wanted else "")
-        yield from _line("", finding.evidence)
+        yield from labelled(finding.id, finding.title)
+        yield from labelled("", f"served {finding.served}" if finding.served else "")
+        yield from labelled("", f"wanted {finding.wanted}" if finding.wanted else "")
+        yield from labelled("", finding.evidence)
     for slot in found.slots:
         yield from _slot("slot", slot)
     for slot in found.trained:
         yield from _slot("trained", slot)
     yield from _counts(found)
     for entry in found.not_evaluated:
-        yield from _line("not run", f"{entry.what}: {entry.why}")
+        yield from labelled("not run", f"{entry.what}: {entry.why}")
     if found.findings:
         yield f"draftprobe explain {found.findings[0].id}"
     if "command" in found.provenance:
@@ -64,7 +61,7 @@ def _name(slot: SlotReport) -> str:
 def _slot(label: str, slot: SlotReport) -> Iterator[str]:
     """One slot: what it is, and its errors."""
     last = " (last hidden)" if slot.role == "last" else ""
-    yield from _line(f"{label} {slot.slot}"[:LABEL], f"{_name(slot)}{last}: {slot.told}")
+    yield from labelled(f"{label} {slot.slot}"[:LABEL], f"{_name(slot)}{last}: {slot.told}")
     if slot.median is None:
         return
     told = f"error per token {slot.median:.1e} (median)"
@@ -73,7 +70,7 @@ def _slot(label: str, slot: SlotReport) -> Iterator[str]:
     told += f"; floor {slot.floor:.1e} ({slot.floor_source})"
     if slot.runner_up is not None:
         told += f"; next {_rival(slot.runner_up)}"
-    yield from _line("", told)
+    yield from labelled("", told)
 
 
 def _rival(rival: RunnerUp) -> str:
@@ -86,23 +83,9 @@ def _counts(found: Comparison) -> Iterator[str]:
     served = found.provenance.get("served")
     if served:
         reference = found.provenance["reference"]
-        yield from _line(
+        yield from labelled(
             "compared",
             f"{served['compared_rows']:,} rows of {served['matched_sequences']} of "
             f"{served['sequences']} sequences ({served['format']}, {served['dtype']}) with "
             f"{reference['path']} ({reference['dtype']}, computed in {reference['compute']})",
         )
-
-
-def _line(label: str, text: str) -> list[str]:
-    """A labelled line, wrapped; words are never cut. Nothing where there is no text."""
-    if not text:
-        return []
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=f"{label:{LABEL - 1}} ",
-        subsequent_indent=" " * LABEL,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )

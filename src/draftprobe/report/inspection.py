@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 import shlex
-import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from draftprobe.drafter.wiring import tap_name, taps_name
+from draftprobe.report.lines import LABEL, labelled
 from draftprobe.report.text import clean
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from draftprobe.dialects.reading import Effect, Reading
     from draftprobe.drafter.wiring import Wiring
 
-LABEL = 9
-WIDTH = 100
 
 _SOURCE = re.compile(r" \([^()]*; (?:executed|read|inferred)\)")
 """Where a rule comes from, as it ends a sentence."""
@@ -54,11 +52,11 @@ def render(found: Inspection, verbose: bool = False) -> Iterator[str]:
 def _lines(found: Inspection, verbose: bool) -> Iterator[str]:
     yield from _answers(found)
     for finding in found.findings:
-        yield from _line(finding.id, finding.title)
+        yield from labelled(finding.id, finding.title)
         if verbose or not any(
             a.status == "refuses" and a.text in finding.evidence for a in found.answers
         ):
-            yield from _line("", _short(finding.evidence, verbose))
+            yield from labelled("", _short(finding.evidence, verbose))
     yield from _readings(found, verbose)
     yield from _drafter(found, verbose)
     if verbose:
@@ -79,17 +77,17 @@ def _answers(found: Inspection) -> Iterator[str]:
     if ids:
         others = list(dict.fromkeys(f.id for f in ids if f.id != ids[0].id))
         also = f"; also {', '.join(others)}" if others else ""
-        yield from _line("FINDINGS", f"{ids[0].title} ({ids[0].id}){also}")
+        yield from labelled("FINDINGS", f"{ids[0].title} ({ids[0].id}){also}")
     elif not found.answers and found.undecided:
-        yield from _line("UNDECIDED"[:LABEL], found.not_evaluated[0].why)
+        yield from labelled("UNDECIDED"[:LABEL], found.not_evaluated[0].why)
     elif not found.accused:
-        yield from _line("FILES OK", _files_ok(found))
+        yield from labelled("FILES OK", _files_ok(found))
     for answer in found.answers:
         ids_told = f" [{', '.join(answer.findings)}]" if answer.findings else ""
         note = f" ({answer.note})" if answer.note else ""
         verb = ": " if not answer.text.startswith("feeds ") else " "
         text = _SOURCE.sub("", answer.text)
-        yield from _line(answer.status.upper(), f"{answer.name}{note}{verb}{text}{ids_told}")
+        yield from labelled(answer.status.upper(), f"{answer.name}{note}{verb}{text}{ids_told}")
 
 
 def _files_ok(found: Inspection) -> str:
@@ -108,41 +106,41 @@ def _kind(facts: dict[str, Any]) -> str:
 
 def _drafter(found: Inspection, verbose: bool) -> Iterator[str]:
     facts = found.facts
-    yield from _line("drafter", f"{_kind(facts)}: {facts['trainer_why']}")
+    yield from labelled("drafter", f"{_kind(facts)}: {facts['trainer_why']}")
     heads = f"{facts['heads']} heads ({facts['kv_heads'] or facts['heads']} of keys)"
     attention = "latent attention (MLA), " if facts["attention"] == "latent" else ""
     layers = f"{facts['layers']} layer{'s' if facts['layers'] != 1 else ''}"
-    yield from _line(
+    yield from labelled(
         "",
         f"{layers}, {attention}{heads}, hidden {facts['hidden_size']}, MLP "
         f"{facts['intermediate_size']}; {facts['parameters'] / 1e6:,.1f} million parameters, "
         f"{', '.join(facts['dtypes'])}",
     )
-    yield from _line(
+    yield from labelled(
         "",
         f"fc reads {facts['slots']} taps of {facts['target_hidden_size']}; draft vocabulary "
         f"{facts['draft_vocab_size']} of {facts['vocab_size']}; embedding {facts['embedding']}, "
         f"head {facts['head']}",
     )
     scaling = (facts["rope_scaling"] or {"type": "none"})["type"]
-    yield from _line(
+    yield from labelled(
         "",
         f"rope theta {_known(facts['rope_theta'])}, scaling {scaling}, "
         f"positions {_known(facts['max_position_embeddings'])}",
     )
     if found.coverage is not None:
-        yield from _line("", f"the draft vocabulary covers {found.coverage:.3f} of the counts")
+        yield from labelled("", f"the draft vocabulary covers {found.coverage:.3f} of the counts")
     if found.wiring is not None:
-        yield from _line("trained", _in_words(found.wiring))
+        yield from labelled("trained", _in_words(found.wiring))
     yield from _ids(facts, verbose)
     for name, alike in found.alike.items():
         if not isinstance(alike, str):
             told = f"{alike.equal} of {alike.rows} rows equal the target's, mean cosine "
-            yield from _line("tables", f"{name}: {told}{alike.cosine:.3f}")
+            yield from labelled("tables", f"{name}: {told}{alike.cosine:.3f}")
     if found.target is not None:
         t = found.target
         sizes = f"{t.layers} layers, hidden {t.hidden}, vocabulary {t.vocabulary}"
-        yield from _line("target", f"{t.family}, {sizes}; {t.where}")
+        yield from labelled("target", f"{t.family}, {sizes}; {t.where}")
 
 
 def _in_words(wiring: Wiring) -> str:
@@ -161,11 +159,11 @@ def _known(value: float | None) -> str:
 
 def _ids(facts: dict[str, Any], verbose: bool) -> Iterator[str]:
     if not facts["claims"]:
-        yield from _line("ids", "no layer ids in the config: every engine takes its default")
+        yield from labelled("ids", "no layer ids in the config: every engine takes its default")
     for claim in facts["claims"]:
         told = f"{claim['key']} {list(claim['ids'])}"
         if claim["meant"] is not None and not verbose:
-            yield from _line("ids", f"{told}: {taps_name(claim['meant'])}; {claim['why']}")
+            yield from labelled("ids", f"{told}: {taps_name(claim['meant'])}; {claim['why']}")
             continue
         read = [
             f"{taps_name(claim[key])} as {what}"
@@ -174,7 +172,7 @@ def _ids(facts: dict[str, Any], verbose: bool) -> Iterator[str]:
         ]
         meant = "" if claim["meant"] is None else f"; meant {taps_name(claim['meant'])}"
         told += f": {' or '.join(read) or 'no layers of it'}{meant}"
-        yield from _line("ids", f"{told}; {claim['why']}")
+        yield from labelled("ids", f"{told}; {claim['why']}")
 
 
 def _readings(found: Inspection, verbose: bool) -> Iterator[str]:
@@ -201,7 +199,7 @@ def _readings(found: Inspection, verbose: bool) -> Iterator[str]:
             how = f"{how} {_number(rules, str(reading.rule))}"
         rows.append((who, *taps, place, how))
     yield from _table(rows)
-    yield from (line for n, text in enumerate(rules, 1) for line in _line(f"  [{n}]", text))
+    yield from (line for n, text in enumerate(rules, 1) for line in labelled(f"  [{n}]", text))
 
 
 def _alike(readings: Sequence[Reading]) -> Iterator[list[Reading]]:
@@ -244,7 +242,7 @@ def _effects(effects: Sequence[Effect]) -> Iterator[str]:
         subjects = list(dict.fromkeys(effect.subject for effect in group))
         more = f" and {len(subjects) - 3} more" if len(subjects) > 3 else ""
         rule = group[0].rule
-        yield from _line(
+        yield from labelled(
             "", f"{did} {', '.join(subjects[:3])}{more}: {text} ({rule.source}; {rule.how})"
         )
 
@@ -260,14 +258,14 @@ def _mends(found: Inspection, verbose: bool) -> Iterator[str]:
         lines = mend.diff.splitlines()
         groups.setdefault("\n".join([*lines[:1], *lines[2:]]) or str(n), []).append(mend)
     if found.wanted_by == "config" and any(mend.diff for mend in found.mend):
-        yield from _line("mend", "if the config means what it says (no replay has proved it):")
+        yield from labelled("mend", "if the config means what it says (no replay has proved it):")
     for group in groups.values():
         for mend in group:
             note = _short(mend.note, verbose)
             note = note if verbose else note.split("; unsafe: not proved by replay")[0]
-            yield from _line("mend", f"{mend.engine} {mend.version}: {note}")
+            yield from labelled("mend", f"{mend.engine} {mend.version}: {note}")
         if len(group) > 1:
-            yield from _line("", "one config for all of these")
+            yield from labelled("", "one config for all of these")
         lines = group[0].diff.splitlines()
         yield from (" " * LABEL + line for line in lines if not line.startswith("\\"))
 
@@ -275,12 +273,12 @@ def _mends(found: Inspection, verbose: bool) -> Iterator[str]:
 def _not_run(points: Sequence[NotEvaluated], verbose: bool) -> Iterator[str]:
     if verbose:
         for entry in points:
-            yield from _line("not run", f"{entry.what}: {entry.why}")
+            yield from labelled("not run", f"{entry.what}: {entry.why}")
     elif points:
         needs = [option for option in _OPTIONS if any(option in entry.why for entry in points)]
         told = f"; {', '.join(needs)} would run some" if needs else ""
         count = f"{len(points)} check{'s' * (len(points) != 1)}"
-        yield from _line("not run", f"{count}{told} (--verbose names them)")
+        yield from labelled("not run", f"{count}{told} (--verbose names them)")
 
 
 _OPTIONS = ("--deep", "--histogram", "--target")
@@ -314,15 +312,3 @@ def _candidate(found: Inspection) -> str:
             if claim[key] is not None:
                 return ",".join(map(str, claim[key]))
     return "H,H,H"
-
-
-def _line(label: str, text: str) -> list[str]:
-    """A labelled line, wrapped; words are never cut."""
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=f"{label:{LABEL - 1}} ",
-        subsequent_indent=" " * LABEL,
-        break_long_words=False,
-        break_on_hyphens=False,
-    ) or [label]

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from draftprobe.drafter.wiring import tap_name
 
 if TYPE_CHECKING:
-    from draftprobe.diagnose.joint import Joint, WireEvidence
     from draftprobe.diagnose.quality import Quality
     from draftprobe.diagnose.slots import SlotEvidence
     from draftprobe.diagnose.suspects import Suspect
     from draftprobe.diagnose.verdict import Verdict
+    from draftprobe.diagnose.wire_evidence import Joint, WireEvidence
     from draftprobe.measure.interval import Estimate
     from draftprobe.measure.summary import Summary
 
