@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -309,9 +309,3 @@ def _language_tensor(folder: str | Path, endings: tuple[str, ...]) -> torch.Tens
         wanted = " or ".join(ending[1:] for ending in endings)
         raise InputError(f"{folder}: expected one tensor {wanted}, found {text or 'none'}")
     return checkpoint.read(text[0])
-
-
-def embedding_rows(table: torch.Tensor, tokens: Iterable[int] | torch.Tensor) -> torch.Tensor:
-    """Rows of a mapped table as float32 [len(tokens), H]."""
-    ids = tokens if isinstance(tokens, torch.Tensor) else torch.tensor(list(tokens))
-    return table[ids].float()
